@@ -1,0 +1,1 @@
+"""Who carries the rows: threads (`sim`) or processes (`dist`), behind one contract (`base`)."""

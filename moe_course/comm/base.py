@@ -1,0 +1,286 @@
+"""The contract of a group of ranks, with a header before every exchange and a ledger of every byte.
+
+Ragged counts and zero rows are the normal case. Before rows move, every rank shows every other rank one
+fixed-size int64 message: which operation, of which layer and step, of what dtype and width, and how many rows
+for whom. All ranks compare all messages, so a disagreement is the same `ExchangeMismatch` everywhere, instead
+of a hang, an abort, or silently wrong rows. The message also is the count exchange that ragged rows need.
+
+Built in: notebooks 06 and 07. Source: `torch.distributed` semantics; vLLM `all_gatherv` / `reduce_scatterv`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moe_course.comm.ledger import Entry, Ledger
+from moe_course.errors import ConfigError, ExchangeMismatch
+
+__all__ = ["Comm", "Entry", "Ledger", "Rows"]
+
+OPS = ("all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_reduce", "barrier", "split")
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+#: Fields every rank must agree on, in the order in which they are compared.
+FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "metadata bytes")
+UNKNOWN = -1  # "no rows expected" in a message
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an exchange delivered: rows of all sources in rank order, what travelled along, rows per source."""
+
+    rows: torch.Tensor  # [sum(counts), W]
+    metadata: tuple[torch.Tensor, ...]  # each [sum(counts), …]
+    counts: list[int]  # [R]
+
+
+class Comm(ABC):
+    """A group of `world_size` ranks, seen from `rank`. Every rank must call every operation, in one order.
+
+    `layer` and `step` are written into the headers and the ledger; the layer and the generator set them.
+    A transport implements `_exchange`, `_all_to_all`, `_all_gather` and `_subgroup`.
+
+    Operations raise ExchangeMismatch (ranks disagree), ExchangeTimeout (a peer does not come) or RankLost (a
+    peer is gone), each on all ranks that are still there.
+    """
+
+    def __init__(self, rank: int, world_size: int, ledger: Ledger | None = None):
+        self.rank, self.world_size = rank, world_size
+        self.ledger = ledger or Ledger()
+        self.layer, self.step = -1, 0
+        self._op_number = 0
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    def all_gather_rows(self, rows: torch.Tensor, *metadata: torch.Tensor) -> Rows:
+        """Everybody's rows, in rank order.
+
+        Args:
+            rows: `[n, W]`; n may differ between ranks and may be 0.
+            metadata: tensors `[n, …]` that travel with the rows; counted apart.
+        """
+        send = _pack(rows, metadata, self.rank)
+        counts = self._agree("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
+        received = [int(counts[source, self.rank]) for source in range(self.world_size)]
+        self._record("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
+        packed = self._all_gather(send, [n * send.shape[1] for n in received])
+        return _unpack(packed, rows, metadata, received)
+
+    def all_to_all_rows(
+        self,
+        rows: torch.Tensor,
+        send_counts: Sequence[int],
+        *metadata: torch.Tensor,
+        receive_counts: Sequence[int] | None = None,
+    ) -> Rows:
+        """Send the first `send_counts[0]` rows to rank 0, the next to rank 1, …; receive in rank order.
+
+        Args:
+            rows: `[sum(send_counts), W]`.
+            receive_counts: rows expected from each rank, if known; compared with what they send.
+        """
+        counts = self._agree("all_to_all_rows", rows, metadata, send_counts, receive_counts)
+        received = [int(counts[source, self.rank]) for source in range(self.world_size)]
+        self._record("all_to_all_rows", rows, metadata, send_counts)
+        packed = self._all_to_all(_pack(rows, metadata, self.rank), list(send_counts), received)
+        return _unpack(packed, rows, metadata, received)
+
+    def reduce_scatter_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Rank r gets the sum over all ranks of slice r, added in rank order: `[sum(counts), W]` -> `[counts[r], W]`.
+
+        Args:
+            counts: rows per rank, the same list on all ranks.
+        """
+        return self._reduce_scatter("reduce_scatter_rows", rows, counts)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over all ranks in rank order, the same bits everywhere: an ordered reduce-scatter, then all-gather.
+
+        Args:
+            tensor: `[n, W]`, one shape on all ranks.
+        """
+        base, rest = divmod(len(tensor), self.world_size)
+        counts = [base + (rank < rest) for rank in range(self.world_size)]
+        mine = self._reduce_scatter("all_reduce", tensor, counts)
+        self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
+        self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
+        send = _pack(mine, (), self.rank)
+        packed = self._all_gather(send, [n * send.shape[1] for n in counts])
+        return _unpack(packed, mine, (), counts).rows
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self._agree("barrier", torch.empty(0, 0, dtype=torch.uint8), (), [0] * self.world_size)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Comm:
+        """The sub-group that contains this rank. All ranks pass the same groups in the same order.
+
+        The sub-group shares this ledger, in its own rank numbers.
+        """
+        shape = [len(groups), *(rank for group in groups for rank in group)]
+        token = torch.empty(0, hash(tuple(shape)) % (1 << 62), dtype=torch.uint8)
+        self._agree("split", token, (), [0] * self.world_size)
+        mine = [list(group) for group in groups if self.rank in group]
+        if len(mine) != 1:
+            raise ConfigError(f"rank {self.rank} is in {len(mine)} of the groups {groups}, needs to be in one")
+        return self._subgroup([list(group) for group in groups], mine[0])
+
+    # -- what a transport implements ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _exchange(self, message: torch.Tensor, what: str) -> torch.Tensor:
+        """Give every rank a `[n]` int64 message and return all of them as `[R, n]`."""
+
+    @abstractmethod
+    def _all_to_all(self, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> torch.Tensor:
+        """Move packed uint8 rows: slices of `[sum(send_counts), B]` out, `[sum(receive_counts), B]` in."""
+
+    @abstractmethod
+    def _all_gather(self, rows: torch.Tensor, receive_bytes: list[int]) -> torch.Tensor:
+        """Give everybody the packed rows `[n, B]`; `receive_bytes[s]` come from rank s. Returns `[sum n, B]`."""
+
+    @abstractmethod
+    def _subgroup(self, groups: list[list[int]], mine: list[int]) -> Comm:
+        """Create all groups and return the one that contains this rank."""
+
+    # -- header and ledger --------------------------------------------------------------------------------------
+
+    def _reduce_scatter(self, op: str, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        counts = list(counts)
+        agreed = self._agree(op, rows, (), counts, same_counts=True)
+        mine = int(agreed[self.rank, self.rank])
+        self._record(op, rows, (), counts)
+        packed = self._all_to_all(_pack(rows, (), self.rank), counts, [mine] * self.world_size)
+        parts = _unpack(packed, rows, (), [mine] * self.world_size).rows.view(self.world_size, mine, *rows.shape[1:])
+        total = parts[0].clone()
+        for part in parts[1:]:  # rank order: the same bits on every run and every transport
+            total += part
+        return total
+
+    def _agree(
+        self,
+        op: str,
+        rows: torch.Tensor,
+        metadata: Sequence[torch.Tensor],
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int] | None = None,
+        same_counts: bool = False,
+    ) -> torch.Tensor:
+        """Exchange headers and compare them; returns rows per (source, destination) `[R, R]`."""
+        size = self.world_size
+        if len(send_counts) != size or len(receive_counts or send_counts) != size:
+            raise ConfigError(f"rank {self.rank}: {op} needs one count for each of the {size} ranks")
+        self._op_number += 1
+        header = [
+            self._op_number,
+            OPS.index(op),
+            self.layer,
+            self.step,
+            DTYPES.index(rows.dtype),
+            rows.shape[1:].numel(),
+            sum(_row_bytes(tensor) for tensor in metadata),
+        ]
+        expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
+        message = torch.tensor([*header, len(rows), *send_counts, *expected], dtype=torch.int64)
+        what = f"{op} #{self._op_number} (layer {self.layer}, step {self.step})"
+        messages = self._exchange(message, what)  # [R, 8 + 2R]
+        for peer in range(size):
+            if peer != self.rank:
+                entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
+                self.ledger.add(op, self.layer, self.rank, peer, entry)
+        self._compare(messages, op, same_counts)
+        return messages[:, len(header) + 1 : len(header) + 1 + size]
+
+    def _compare(self, messages: torch.Tensor, op: str, same_counts: bool) -> None:
+        """Raise the same ExchangeMismatch on all ranks if any two messages disagree."""
+        size, table = self.world_size, messages.tolist()
+        for column, field in enumerate(FIELDS):
+            for peer in range(1, size):
+                if table[peer][column] != table[0][column]:
+                    values = [_readable(field, table[rank][column]) for rank in (0, peer)]
+                    self._mismatch(table[0], field, f"rank 0 has {values[0]}, rank {peer} has {values[1]}")
+        first = len(FIELDS) + 1
+        for source, row in enumerate(table):
+            counts = row[first : first + size]
+            if op != "all_gather_rows" and _rows_from_counts(op, counts) not in (None, row[first - 1]):
+                detail = f"rank {source} has {row[first - 1]} rows and announces {sum(counts)} in its counts {counts}"
+                self._mismatch(row, "rows", detail)
+            if same_counts and counts != table[0][first : first + size]:
+                detail = f"rank 0 has counts {table[0][first : first + size]}, rank {source} has {counts}"
+                self._mismatch(row, "rows", detail)
+            for destination in range(size):
+                wanted = table[destination][first + size + source]
+                if wanted not in (UNKNOWN, counts[destination]):
+                    sent = counts[destination]
+                    detail = f"rank {source} sends {sent} rows to rank {destination}, which expects {wanted}"
+                    self._mismatch(row, "rows", detail)
+
+    def _mismatch(self, header: list[int], field: str, detail: str) -> None:
+        raise ExchangeMismatch(
+            f"{OPS[header[1]]} #{header[0]} (layer {header[2]}, step {header[3]}): {field} differ: {detail}; "
+            "every rank must make the same calls in the same order with the same shapes"
+        )
+
+    def _record(
+        self, op: str, rows: torch.Tensor, metadata: Sequence[torch.Tensor], send_counts: Sequence[int]
+    ) -> None:
+        per_row, extra = _row_bytes(rows), sum(_row_bytes(tensor) for tensor in metadata)
+        for peer, n in enumerate(send_counts):
+            if peer != self.rank and n:
+                entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
+                self.ledger.add(op, self.layer, self.rank, peer, entry)
+
+
+def _rows_from_counts(op: str, counts: list[int]) -> int | None:
+    return sum(counts) if op in ("reduce_scatter_rows", "all_to_all_rows") else None
+
+
+def _readable(field: str, value: int) -> str:
+    if field == "op":
+        return OPS[value] if 0 <= value < len(OPS) else str(value)
+    if field == "dtype":
+        return str(DTYPES[value]).removeprefix("torch.")
+    return str(value)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.shape[1:].numel() * tensor.element_size()
+
+
+def _pack(rows: torch.Tensor, metadata: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+    """One uint8 row `[n, B]` per row: its payload, then its metadata. Any dtype travels this way, fp8 too."""
+    for tensor in metadata:
+        if len(tensor) != len(rows):
+            raise ConfigError(f"rank {rank}: metadata has {len(tensor)} rows, the rows are {len(rows)}")
+    parts = [_bytes(tensor) for tensor in (rows, *metadata)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
+
+
+def _unpack(packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]) -> Rows:
+    """Cut packed rows back into tensors shaped and typed like `rows` and `metadata`."""
+    tensors, start = [], 0
+    for like in (rows, *metadata):
+        end = start + _row_bytes(like)
+        part = packed[:, start:end].contiguous().view(like.dtype)
+        tensors.append(part.view(len(packed), *like.shape[1:]))
+        start = end
+    return Rows(tensors[0], tuple(tensors[1:]), counts)

@@ -1,0 +1,193 @@
+"""The shape of a mixture-of-experts model, read from a Hugging Face `config.json`.
+
+Field names are Hugging Face's. Rules that differ between model families are settled here and nowhere else:
+who scores by sigmoid when the file is silent, and which layers are sparse.
+
+Built in: notebook 01.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moe_course.errors import ConfigError
+
+#: Families whose router is a sigmoid with a correction bias, although their config.json may not say so
+#: (transformers: `GlmMoeDsaTopkRouter`, `DeepseekV3TopkRouter`, `Glm4MoeTopkRouter`).
+SIGMOID_FAMILIES = frozenset({"glm_moe_dsa", "deepseek_v3", "glm4_moe"})
+SCORING_FUNCS = ("sigmoid", "softmax")
+TOPK_METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
+LAYER_TYPES = ("dense", "sparse")
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """What the five stages and the loader must know about a model.
+
+    Sizes are in elements: `hidden_size` H, `moe_intermediate_size` I, `n_routed_experts` E,
+    `num_experts_per_tok` K. `mlp_layer_types` has one entry, "dense" or "sparse", per decoder layer.
+    `has_correction_bias` is True when the router chooses by score + `e_score_correction_bias`.
+
+    Raises ConfigError when a value is missing, unknown or contradicts another.
+    Source: `GlmMoeDsaConfig` (transformers); read in vLLM by `deepseek_v2.py : DeepseekV2MoE`.
+    """
+
+    hidden_size: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    mlp_layer_types: tuple[str, ...]
+    n_shared_experts: int = 0
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    scoring_func: str = "sigmoid"
+    has_correction_bias: bool = True
+    intermediate_size: int = 0
+    vocab_size: int = 0
+    max_position_embeddings: int = 0
+    hidden_act: str = "silu"
+    model_type: str = "glm_moe_dsa"
+    architecture: str = "GlmMoeDsaForCausalLM"
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, needs to be at least 1")
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ConfigError(
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
+            )
+        if self.n_group < 1 or self.n_routed_experts % self.n_group:
+            raise ConfigError(f"n_group {self.n_group} does not divide n_routed_experts {self.n_routed_experts}")
+        if not 1 <= self.topk_group <= self.n_group:
+            raise ConfigError(f"topk_group {self.topk_group} is not between 1 and n_group {self.n_group}")
+        kept = self.n_routed_experts // self.n_group * self.topk_group
+        if self.num_experts_per_tok > kept:
+            raise ConfigError(
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds the {kept} experts in {self.topk_group} groups"
+            )
+        _known("scoring_func", self.scoring_func, SCORING_FUNCS)
+        _known("hidden_act", self.hidden_act, ("silu",))
+        for layer, kind in enumerate(self.mlp_layer_types):
+            _known(f"mlp_layer_types[{layer}]", kind, LAYER_TYPES)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.mlp_layer_types)
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with experts."""
+        return tuple(i for i, kind in enumerate(self.mlp_layer_types) if kind == "sparse")
+
+    @classmethod
+    def from_pretrained(cls, model_dir: str | Path) -> MoEConfig:
+        """Read `model_dir/config.json`."""
+        return cls.from_json(Path(model_dir) / "config.json")
+
+    @classmethod
+    def from_json(cls, source: str | Path | dict[str, Any]) -> MoEConfig:
+        """Read a GLM / DeepSeek-V3 style config: a path to a JSON file, or the parsed dictionary."""
+        raw = source if isinstance(source, dict) else _read(Path(source))
+        layers = _require(raw, "num_hidden_layers")
+        scoring_func, bias = _routing(raw)
+        quantization = raw.get("quantization_config")
+        return cls(
+            hidden_size=_require(raw, "hidden_size"),
+            moe_intermediate_size=_require(raw, "moe_intermediate_size"),
+            n_routed_experts=_require(raw, "n_routed_experts", "num_local_experts", "num_experts"),
+            num_experts_per_tok=_require(raw, "num_experts_per_tok"),
+            mlp_layer_types=_layer_types(raw, layers),
+            n_shared_experts=_optional(raw, "n_shared_experts", 0),
+            n_group=_optional(raw, "n_group", 1),
+            topk_group=_optional(raw, "topk_group", 1),
+            norm_topk_prob=_optional(raw, "norm_topk_prob", True),
+            routed_scaling_factor=float(_optional(raw, "routed_scaling_factor", 1.0)),
+            scoring_func=scoring_func,
+            has_correction_bias=bias,
+            intermediate_size=_optional(raw, "intermediate_size", 0),
+            vocab_size=_optional(raw, "vocab_size", 0),
+            max_position_embeddings=_optional(raw, "max_position_embeddings", 0),
+            hidden_act=_optional(raw, "hidden_act", "silu"),
+            model_type=_require(raw, "model_type"),
+            architecture=(raw.get("architectures") or ["unknown"])[0],
+            quantization=quantization.get("quant_method", "unnamed") if quantization else None,
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; name a folder with a Hugging Face config.json") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds a {type(raw).__name__}, expected an object")
+    return raw
+
+
+def _known(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}, known values: {', '.join(allowed)}")
+
+
+def _require(raw: dict[str, Any], *names: str) -> Any:
+    for name in names:
+        if raw.get(name) is not None:
+            return raw[name]
+    raise ConfigError(f"config has no {' or '.join(names)}")
+
+
+def _optional(raw: dict[str, Any], name: str, default: Any) -> Any:
+    return default if raw.get(name) is None else raw[name]
+
+
+def _routing(raw: dict[str, Any]) -> tuple[str, bool]:
+    """(scoring_func, has_correction_bias). vLLM takes softmax without bias when the keys are absent; so do not we."""
+    model_type = _require(raw, "model_type")
+    scoring_func, method = raw.get("scoring_func"), raw.get("topk_method")
+    if method is not None:
+        _known("topk_method", method, TOPK_METHODS)
+    if scoring_func is None and model_type not in SIGMOID_FAMILIES:
+        raise ConfigError(
+            f"model_type {model_type!r} without scoring_func: cannot tell sigmoid from softmax; add scoring_func"
+        )
+    bias = method == "noaux_tc" if method is not None else model_type in SIGMOID_FAMILIES
+    return scoring_func or "sigmoid", bias
+
+
+def _layer_types(raw: dict[str, Any], layers: int) -> tuple[str, ...]:
+    """`mlp_layer_types` wins over `first_k_dense_replace` / `moe_layer_freq` (a plain modulus of the layer index)."""
+    explicit = raw.get("mlp_layer_types")
+    if explicit is not None:
+        if len(explicit) != layers:
+            raise ConfigError(f"mlp_layer_types has {len(explicit)} entries, num_hidden_layers is {layers}")
+        return tuple(explicit)
+    first_dense, every = _optional(raw, "first_k_dense_replace", 0), _optional(raw, "moe_layer_freq", 1)
+    if every < 1:
+        raise ConfigError(f"moe_layer_freq is {every}, needs to be at least 1")
+    return tuple("sparse" if i >= first_dense and i % every == 0 else "dense" for i in range(layers))
+
+
+#: GLM-5.1 (Hugging Face `GlmMoeDsaConfig` defaults and published config.json): 78 layers, 75 of them sparse.
+GLM_5_1 = MoEConfig(
+    hidden_size=6144,
+    moe_intermediate_size=2048,
+    n_routed_experts=256,
+    num_experts_per_tok=8,
+    mlp_layer_types=("dense",) * 3 + ("sparse",) * 75,
+    n_shared_experts=1,
+    routed_scaling_factor=2.5,
+    intermediate_size=12288,
+    vocab_size=154880,
+    max_position_embeddings=202752,
+)

@@ -1,0 +1,99 @@
+"""Stage 4: the experts of this rank compute the rows they were sent.
+
+Source: vLLM `RoutedExperts` (`w13`: gate rows, then up rows) and its standard kernels, which weight and sum over
+k themselves. Built in: notebook 03.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from moe_course.combine import accumulator, sum_contributions
+from moe_course.dispatch import Dispatched, permute_by_expert
+from moe_course.errors import ConfigError
+from moe_course.rows import padded_rows, padding_for
+
+
+def local_experts(
+    dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor, expert_map: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute every local route and sum a row's weighted contributions in k order.
+
+    Args:
+        dispatched: layout "rows" with `topk_weights`.
+        w13: `[E_local, 2I, H]`; w2: `[E_local, H, I]`, model dtype.
+        expert_map: `[E]` global -> local, -1 elsewhere; None when this rank owns all experts.
+
+    Returns:
+        `[M, H]` partial sums in `accumulator(dtype)`. Rows without a local route are zero.
+
+    Raises:
+        ConfigError: an id outside 0 … E-1, or a layout this kernel does not take.
+    """
+    if dispatched.layout != "rows" or dispatched.topk_weights is None:
+        raise ConfigError(f"local_experts takes layout 'rows' with weights, got {dispatched.layout!r}")
+    hidden_states, (m, k) = dispatched.hidden_states, dispatched.topk_ids.shape
+    routes, outputs = route_outputs(hidden_states, dispatched.topk_ids, w13, w2, expert_map)
+    acc = accumulator(hidden_states.dtype)
+    weights = dispatched.topk_weights.reshape(-1, 1)[routes].to(acc)  # [n, 1]
+    contributions = outputs.new_zeros(m * k, w2.shape[1], dtype=acc)  # [M*K, H]
+    contributions[routes] = outputs.to(acc) * weights
+    return sum_contributions(contributions.view(m, k, -1).unbind(1))  # [M, H]
+
+
+def route_outputs(
+    hidden_states: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    expert_map: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The unweighted output of every route computed here.
+
+    Returns:
+        `(routes, outputs)`: `routes [n]` int64, flat positions `row * K + k`; `outputs [n, H]` model dtype.
+    """
+    local_ids = to_local(topk_ids, expert_map, len(w13))
+    routes, counts = permute_by_expert(local_ids, len(w13))
+    rows = hidden_states[routes // topk_ids.shape[1]]  # [n, H], expert order
+    return routes, grouped_swiglu(rows, counts, w13, w2)
+
+
+def to_local(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_experts: int) -> torch.Tensor:
+    """Global ids -> local rows, -1 for "no route" and for experts elsewhere. `[M, K]` int64.
+
+    Raises ConfigError for an id beyond the map: such an id belongs to another numbering.
+    """
+    ids = topk_ids.long()
+    known = num_experts if expert_map is None else len(expert_map)
+    if ids.numel() and (int(ids.max()) >= known or int(ids.min()) < -1):
+        raise ConfigError(f"topk_ids reach from {int(ids.min())} to {int(ids.max())}, expected -1 … {known - 1}")
+    if expert_map is None:
+        return ids
+    return torch.where(ids >= 0, expert_map.long()[ids.clamp(min=0)], -1)
+
+
+def grouped_swiglu(rows: torch.Tensor, counts: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    """`w2(silu(w1 x) * (w3 x))` for rows sorted by expert: `[n, H]` -> `[n, H]`.
+
+    Each expert's group is padded so that a row's bits do not depend on its neighbours (`moe_course/rows.py`).
+    """
+    multiple = max(padding_for(w13), padding_for(w2))
+    padded = padded_rows(counts, multiple)  # [E_local]
+    ends = padded.cumsum(0)
+    # place of row i in the padded buffer: start of its group + its position in the group
+    shift = (ends - padded) - (counts.cumsum(0) - counts)
+    place = torch.arange(len(rows), device=rows.device) + shift.repeat_interleave(counts)
+    buffer = rows.new_zeros(int(ends[-1]), rows.shape[1])
+    buffer[place] = rows
+    gate, up = grouped_linear(buffer, w13, ends).chunk(2, dim=-1)  # gate rows first
+    return grouped_linear(F.silu(gate) * up, w2, ends)[place]
+
+
+def grouped_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """One product per expert: rows `[ends[e-1], ends[e])` times `weight[e].T`; `[n, in]` -> `[n, out]`."""
+    if len(rows) and rows.dtype != torch.float64:  # the kernel knows no float64 and no empty input
+        return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends.to(torch.int32))
+    groups = rows.tensor_split(ends[:-1].tolist())
+    return torch.cat([F.linear(group, w) for group, w in zip(groups, weight, strict=True)])

@@ -1,0 +1,140 @@
+"""The sparse MoE layer: route, map, dispatch, compute, combine.
+
+Source: vLLM `MoERunner.forward` and `DeepseekV2MoE`. Built in: notebook 08.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from moe_course.comm.base import Comm
+from moe_course.config import MoEConfig
+from moe_course.dispatch import Dispatched
+from moe_course.errors import CheckpointError, ConfigError
+from moe_course.expert_map import Placement
+from moe_course.rows import RowInvariance, padded_linear, row_invariance
+from moe_course.stages import Stages
+
+
+class MoELayer(nn.Module):
+    """One sparse layer on one EP rank. Inference only.
+
+    Args:
+        config: shape and routing of the model.
+        placement: who owns which expert, the same on all ranks.
+        comm: the EP group; `comm.rank` is this rank's EP rank.
+        backend: a module of `moe_course.backends`.
+        gate_weight: `[E, H]`; bias: `[E]` fp32 or None; the same on all ranks.
+        w13, w2: `[E_local, 2I, H]` and `[E_local, H, I]`, this rank's experts in the order of their local ids.
+        shared: `(w13 [2I_s, H], w2 [H, I_s])` of the shared expert, or None. Held whole on every rank.
+        stages: your own functions instead of the package's.
+        layer: index in the model, for headers, ledger and trace.
+        on_event: called as `on_event(stage, layer_object, **tensors)` after each stage.
+
+    Raises:
+        CheckpointError: weights whose shapes do not fit config and placement.
+        ConfigError: `w13` dtype without a matching `w2`, or a stage's map that contradicts the placement.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        placement: Placement,
+        comm: Comm,
+        backend: ModuleType,
+        *,
+        gate_weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        shared: tuple[torch.Tensor, torch.Tensor] | None = None,
+        stages: Stages | None = None,
+        layer: int = 0,
+        on_event: Callable[..., Any] | None = None,
+    ):
+        super().__init__()
+        self.config, self.placement, self.comm, self.backend = config, placement, comm, backend
+        self.stages, self.layer, self.on_event = stages or Stages(), layer, on_event
+        self.gate_weight, self.bias = gate_weight, bias
+        self.w13, self.w2, self.shared = w13, w2, shared
+        num_local, self.expert_map = self.stages.expert_map(
+            placement.ep_size, comm.rank, placement.num_experts, placement.strategy
+        )
+        if self.expert_map is not None:
+            self.expert_map = self.expert_map.to(w13.device)
+        self._check(num_local)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[T, H]` -> `[T, H]`, source order. Every rank of the group must call it, also with `T = 0`."""
+        topk_weights, topk_ids = self.stages.route(hidden_states, self.gate_weight, self.bias, self.config)
+        self._emit("route", hidden_states=hidden_states, topk_weights=topk_weights, topk_ids=topk_ids)
+        routed = self.routed(hidden_states, topk_weights, topk_ids)
+        return routed if self.shared is None else self.shared_expert(hidden_states) + routed
+
+    def routed(
+        self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The routed half for given ids: dispatch -> experts -> combine. `[T, H]` in the rows' dtype."""
+        self.comm.layer = self.layer
+        dispatch = self.stages.dispatch or self.backend.dispatch
+        combine = self.stages.combine or self.backend.combine
+
+        dispatched: Dispatched = dispatch(
+            hidden_states, topk_weights, topk_ids, comm=self.comm, placement=self.placement
+        )
+        self._emit("dispatch", dispatched=dispatched, topk_ids=topk_ids)
+        expert_output = self.stages.experts(dispatched, self.w13, self.w2, self.expert_map)
+        self._emit("experts", expert_output=expert_output)
+        routed = combine(expert_output, dispatched, comm=self.comm)  # [T, H], still in accumulator precision
+        if not self.backend.CAPABILITIES["output_is_reduced"] and self.comm.world_size > 1:
+            routed = self.comm.all_reduce(routed)  # EP ranks share rows and hold partial sums of them
+        routed = routed.to(hidden_states.dtype)  # the one rounding
+        self._emit("combine", output=routed)
+        return routed
+
+    def shared_expert(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The expert every row visits: `[T, H]` -> `[T, H]`."""
+        w13, w2 = self.shared
+        gate, up = padded_linear(hidden_states, w13).chunk(2, dim=-1)
+        return padded_linear(F.silu(gate) * up, w2)
+
+    def row_invariance(self) -> RowInvariance:
+        """Does this machine give a row the same bits in every batch, for the products of this layer?"""
+        shapes = [(self.w13.shape[2], self.w13.shape[1]), (self.w2.shape[2], self.w2.shape[1])]
+        if self.shared is not None:
+            shapes += [(w.shape[1], w.shape[0]) for w in self.shared]
+        gate = row_invariance([(self.gate_weight.shape[1], len(self.gate_weight))], torch.float32, self.w13.device)
+        experts = row_invariance(shapes, self.w13.dtype, self.w13.device)
+        return gate if not gate.exact else experts
+
+    def _emit(self, stage: str, **tensors: Any) -> None:
+        if self.on_event is not None:
+            self.on_event(stage, self, **tensors)
+
+    def _check(self, num_local: int) -> None:
+        config, placement, rank = self.config, self.placement, self.comm.rank
+        if placement.ep_size != self.comm.world_size:
+            raise ConfigError(
+                f"rank {rank}: placement is for {placement.ep_size} EP ranks, the group has {self.comm.world_size}"
+            )
+        if num_local != placement.num_local(rank):
+            raise ConfigError(
+                f"rank {rank}: expert_map says {num_local} local experts, placement says {placement.num_local(rank)}"
+            )
+        inter, hidden = config.moe_intermediate_size, config.hidden_size
+        expected = {
+            "gate_weight": (self.gate_weight, (config.n_routed_experts, hidden)),
+            "w13": (self.w13, (num_local, 2 * inter, hidden)),
+            "w2": (self.w2, (num_local, hidden, inter)),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tuple(tensor.shape) != shape:
+                raise CheckpointError(f"rank {rank}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        if self.w13.dtype != self.w2.dtype:
+            raise ConfigError(f"rank {rank}: w13 is {self.w13.dtype}, w2 is {self.w2.dtype}")
