@@ -54,6 +54,8 @@ class MoEConfig:
     model_type: str = "glm_moe_dsa"
     architecture: str = "GlmMoeDsaForCausalLM"
     quantization: str | None = None
+    bos_token_id: int = 0
+    eos_token_id: int = 0
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"):
@@ -118,6 +120,8 @@ class MoEConfig:
             model_type=_require(raw, "model_type"),
             architecture=(raw.get("architectures") or ["unknown"])[0],
             quantization=quantization.get("quant_method", "unnamed") if quantization else None,
+            bos_token_id=_first(_optional(raw, "bos_token_id", 0)),
+            eos_token_id=_first(_optional(raw, "eos_token_id", 0)),
         )
 
 
@@ -149,6 +153,10 @@ def _require(raw: dict[str, Any], *names: str) -> Any:
 
 def _optional(raw: dict[str, Any], name: str, default: Any) -> Any:
     return default if raw.get(name) is None else raw[name]
+
+
+def _first(value: int | list[int]) -> int:
+    return value[0] if isinstance(value, list) else value
 
 
 def _routing(raw: dict[str, Any]) -> tuple[str, bool]:

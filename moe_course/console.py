@@ -1,0 +1,160 @@
+"""What a run shows on the terminal: progress while it works, tables and text when it is done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+VERDICTS = {"equal": "bold green", "different": "bold red", "failed": "bold red"}
+
+
+class RunDisplay:
+    """Follows the events of a launch: a progress bar and, on a terminal, the texts as they grow."""
+
+    def __init__(self, console: Console, prompts: tuple[str, ...], tokenizer, world_size: int, max_new_tokens: int):
+        self.console, self.prompts, self.tokenizer = console, prompts, tokenizer
+        self.world_size = world_size
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.loaded = 0
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self.task = self.progress.add_task(f"starting {world_size} ranks", total=world_size + max_new_tokens)
+        self.live = Live(self.progress, console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> RunDisplay:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def on_event(self, event: dict) -> None:
+        kind = event["event"]
+        if kind == "plan":
+            print_plan(self.console, event)
+        elif kind == "loaded":
+            self.loaded += 1
+            self.progress.update(
+                self.task, completed=self.loaded, description=f"{self.loaded}/{self.world_size} ranks loaded"
+            )
+        elif kind == "step":
+            self.progress.update(self.task, completed=self.world_size + event["step"] + 1, description="generating")
+        elif kind == "token":
+            self.tokens[event["prompt"]].append(event["token"])
+            self.live.update(Group(self.progress, *self._texts()))
+        elif kind == "checking":
+            self.progress.update(self.task, description="waiting for the one-process reference")
+
+    def _texts(self) -> list[Text]:
+        return [
+            Text(f"{i}: {(self.prompts[i] + self.tokenizer.decode(tokens))[-100:]!r}", overflow="ellipsis", no_wrap=True)
+            for i, tokens in sorted(self.tokens.items())
+        ]
+
+
+def print_plan(console: Console, event: dict) -> None:
+    """The header of a run, before the first row moves."""
+    plan = event["plan"]
+    experts = plan["experts_per_rank"]
+    shares = f"{experts[0]}" if len(set(experts)) == 1 else "/".join(map(str, experts))
+    console.print(f"[bold]plan[/]  DP {plan['dp']} · EP {plan['ep_size']} · {shares} experts per rank · {plan['placement']}")
+    console.print(f"      backend {plan['backend']} over {event['transport']} on {event['device']}: {plan['backend_reason']}")
+    for note in plan["notes"]:
+        console.print(f"      note: {note}", markup=False)
+
+
+def print_result(result: dict, console: Console | None = None) -> None:
+    """Per-rank table, texts, ledger, speed and verdict of a finished run."""
+    console = console or Console()
+    console.print(_rank_table(result))
+    for prompt in result["prompts"]:
+        body = Text(prompt["prompt"], style="dim") + Text(prompt["text"], style="bold")
+        title = f"prompt {result['prompts'].index(prompt)} · rank {prompt['dp_rank']}"
+        mark = {True: " · as the reference", False: " · NOT as the reference", None: ""}[prompt["matches_reference"]]
+        console.print(Panel(body, title=title + mark, title_align="left", border_style="cyan"))
+    console.print(_ledger_table(result))
+    phases = result["phases"]
+    console.print(
+        f"speed    prefill {_rate(phases['prefill_tokens_per_s'])} · decode {_rate(phases['decode_tokens_per_s'])} "
+        f"tokens/s over all ranks · load {phases['load_s']:.1f} s · wall {result['wall_s']:.1f} s"
+    )
+    if result["row_invariance"]:
+        console.print(f"rows     {result['row_invariance']}", markup=False)
+    console.print(_verdict_line(result))
+
+
+def _rank_table(result: dict) -> Table:
+    table = Table(title="ranks", title_justify="left")
+    for name in ("rank", "experts", "parameters", "MB read", "MB skipped", "rows sent", "rows received", "peak MB"):
+        table.add_column(name, justify="right")
+    for row in result["ranks"]:
+        table.add_row(
+            str(row["rank"]),
+            str(row["experts"]),
+            f"{row['params']:,}",
+            f"{row['bytes_read'] / 1e6:.2f}",
+            f"{row['bytes_skipped'] / 1e6:.2f}",
+            f"{row['rows_sent']:,}",
+            f"{row['rows_received']:,}",
+            f"{row['peak_rss'] / 1e6:.0f}",
+        )
+    return table
+
+
+def _ledger_table(result: dict) -> Table:
+    table = Table(title="ledger: bytes given to the transport", title_justify="left")
+    for name in ("operation", "messages", "rows", "payload", "padding", "metadata"):
+        table.add_column(name, justify="left" if name == "operation" else "right")
+    totals: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for entry in result["ledger"]:
+        for key in ("messages", "rows", "payload", "padding", "metadata"):
+            totals[entry["op"]][key] += entry[key]
+            totals["all"][key] += entry[key]
+    totals["all"] = totals.pop("all", totals["all"])
+    for op, total in totals.items():
+        table.add_row(op, *(f"{total[key]:,}" for key in ("messages", "rows", "payload", "padding", "metadata")))
+    bound, ratio = result["bound"]["payload"], result["bound"]["ratio"]
+    table.caption = f"bound for this routing: {bound:,} payload bytes" + (f", counted / bound = {ratio:.3f}" if ratio else "")
+    table.caption_justify = "left"
+    return table
+
+
+def _verdict_line(result: dict) -> Text:
+    verdict = result["verdict"]
+    style = VERDICTS.get(verdict, "bold yellow")
+    if verdict == "not checked":
+        detail = "add --check to compare with the one-process model"
+    elif verdict == "equal":
+        detail = (
+            f"text of {len(result['prompts'])} prompts, logits (max difference {result['max_abs_logit_diff']:.1e}) and "
+            f"topk_ids of {result['routed_rows_compared']:,} rows equal the untouched Hugging Face model"
+        )
+        if result["near_ties"]:
+            detail += f", but for {len(result['near_ties'])} near ties"
+    elif verdict == "reported":
+        same = sum(bool(prompt["matches_reference"]) for prompt in result["prompts"])
+        detail = (
+            f"{result['dtype']}: {same} of {len(result['prompts'])} texts equal, "
+            f"logits differ by up to {result['max_abs_logit_diff']:.1e}; equality is promised for float32 only"
+        )
+    else:
+        detail = "; ".join(result["failures"][:3])
+    return Text.assemble("verdict  ", (verdict, style), f": {detail}")
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"

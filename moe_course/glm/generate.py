@@ -1,0 +1,161 @@
+"""Lock-step generation: every rank makes exactly one pass per step, with its own prompts or with none.
+
+A rank's prompts form one left-padded batch. A rank without prompts still joins every sparse layer with zero
+rows, because each of them is a meeting of all ranks. Built in: notebook 13.
+
+Source: vLLM runs dummy batches on idle data-parallel ranks for the same reason (`DPEngineCoreProc`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from moe_course.glm.model import LoadedModel
+
+
+@dataclass
+class Generation:
+    """One prompt and what followed it."""
+
+    index: int  # of the prompt, over all ranks
+    prompt_tokens: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)  # one `[V]` fp32 per token, if kept
+
+
+@dataclass
+class Timing:
+    """Seconds this rank spent in passes, and tokens it put through them."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@torch.inference_mode()
+def generate(
+    model: LoadedModel,
+    prompts: dict[int, list[int]],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_at_eos: bool = False,
+    eos_token_id: int = 0,
+    keep_logits: bool = False,
+    on_token: Callable[[int, int], None] | None = None,
+    on_pass: Callable[[int, torch.Tensor, list[tuple[int, int]]], None] | None = None,
+) -> tuple[list[Generation], Timing]:
+    """Continue this rank's prompts by `max_new_tokens` tokens each. Every rank of the group must call it.
+
+    Args:
+        prompts: prompt index -> token ids; may be empty.
+        temperature: 0 is greedy; otherwise sampling, seeded by (seed, prompt index), the same for any rank count.
+        stop_at_eos: end a prompt at `eos_token_id`; the group stops when all prompts have ended.
+        on_token: called with (prompt index, token).
+        on_pass: called before each pass with (step, token ids `[T]` of the live rows, their (prompt, position)).
+
+    Returns:
+        The generations in the order of `prompts`, and this rank's timing.
+    """
+    comm = model.blocks[0].layer.comm if model.blocks else None
+    generations = [Generation(index, list(tokens)) for index, tokens in prompts.items()]
+    generators = {g.index: torch.Generator().manual_seed(seed * 1_000_003 + g.index) for g in generations}
+    batch = _Batch(model, generations)
+    timing, ended = Timing(), set()
+    for step in range(max_new_tokens):
+        if comm is not None:
+            comm.step = step
+        began = time.perf_counter()
+        logits, rows = batch.advance(step, ended, on_pass)  # [B, V]
+        spent = time.perf_counter() - began
+        if step == 0:
+            timing.prefill_s, timing.prefill_tokens = spent, rows
+        else:
+            timing.decode_s, timing.decode_tokens = timing.decode_s + spent, timing.decode_tokens + rows
+        for g, row in zip(generations, logits, strict=True):
+            if g.index in ended:
+                g.tokens.append(eos_token_id)  # keeps the batch rectangular; cut off below
+                continue
+            token = _choose(row, temperature, generators[g.index])
+            g.tokens.append(token)
+            if keep_logits:
+                g.logits.append(row.float().cpu())
+            if on_token:
+                on_token(g.index, token)
+            if stop_at_eos and token == eos_token_id:
+                ended.add(g.index)
+        if stop_at_eos and comm is not None:
+            going = torch.tensor([[len(generations) - len(ended)]], device=model.device)
+            if int(comm.all_reduce(going)) == 0:
+                break
+    for g in generations:
+        if stop_at_eos and eos_token_id in g.tokens:
+            del g.tokens[g.tokens.index(eos_token_id) + 1 :]
+    return generations, timing
+
+
+class _Batch:
+    """The left-padded batch of one rank, its cache and its masks."""
+
+    def __init__(self, model: LoadedModel, generations: list[Generation]):
+        self.model, self.generations = model, generations
+        self.cache = None
+        if generations:
+            from transformers import DynamicCache
+
+            self.cache = DynamicCache(config=model.shell.config)
+            self.longest = max(len(g.prompt_tokens) for g in generations)
+            lengths = torch.tensor([len(g.prompt_tokens) for g in generations], device=model.device)
+            columns = torch.arange(self.longest, device=model.device)
+            self.mask = (columns >= self.longest - lengths.unsqueeze(1)).long()  # [B, S], 0 on the left padding
+
+    def advance(self, step: int, ended: set[int], on_pass) -> tuple[torch.Tensor, int]:
+        """One pass: logits `[B, V]` of the last position, and the number of live rows."""
+        if not self.generations:
+            self._join_with_zero_rows(step, on_pass)
+            return torch.empty(0, 0), 0
+        device = self.model.device
+        if step == 0:
+            padded = [[0] * (self.longest - len(g.prompt_tokens)) + g.prompt_tokens for g in self.generations]
+            input_ids, live = torch.tensor(padded, device=device), self.mask.bool()
+        else:
+            input_ids = torch.tensor([[g.tokens[-1]] for g in self.generations], device=device)
+            live = torch.tensor([[g.index not in ended] for g in self.generations], device=device)
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.generations), 1)], dim=1)
+        positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]  # [B, S]
+        for block in self.model.blocks:
+            block.live = live.reshape(-1)
+        if on_pass:
+            prompts = torch.tensor([g.index for g in self.generations], device=device).unsqueeze(1).expand_as(live)
+            places = zip(prompts[live].tolist(), positions[live].tolist(), strict=True)
+            on_pass(step, input_ids[live], list(places))
+        output = self.model.shell(
+            input_ids=input_ids,
+            attention_mask=self.mask,
+            position_ids=positions,
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1], int(live.sum())
+
+    def _join_with_zero_rows(self, step: int, on_pass) -> None:
+        """The shell cannot run on zero rows, so its sparse layers are called in order without it."""
+        if on_pass:
+            on_pass(step, torch.empty(0, dtype=torch.int64), [])
+        for block in self.model.blocks:
+            layer = block.layer
+            layer(torch.empty(0, self.model.config.hidden_size, dtype=layer.w13.dtype, device=layer.w13.device))
+
+
+def _choose(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities = torch.softmax(logits.float().cpu() / temperature, dim=-1)
+    return int(torch.multinomial(probabilities, 1, generator=generator))

@@ -1,0 +1,214 @@
+"""Start ranks under torchrun from anywhere — a shell, a notebook cell, a test — and leave nothing behind.
+
+`launch` starts `python -m torch.distributed.run … -m moe_course.run ARGS`, hands over every event the ranks
+print, and ends all processes on Ctrl-C, on time-out and when a rank is lost. This module does not import torch.
+
+Built in: notebooks 00 and 13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+EVENT_MARK = "@@"  # starts a line of stdout that is an event
+EVENTS_ENV, RESULT_ENV = "MOE_COURSE_EVENTS", "MOE_COURSE_RESULT"
+GRACE_S = 3.0  # between TERM and KILL
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class RunResult:
+    """How a launch ended.
+
+    Attributes:
+        returncode: 0, or the exit code of the command line (2 usage, 3 verification, 4 mismatch, 5 lost or late).
+        error: one line that names the rank, or None.
+        result: the run's JSON (`moe_course.run/1`), or None if it never got that far.
+        events: everything the ranks reported, in order of arrival.
+        output: other lines the processes wrote.
+        wall_s: seconds from start to end.
+    """
+
+    returncode: int
+    error: str | None
+    result: dict | None
+    events: list[dict] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
+    wall_s: float = 0.0
+
+
+def emit(event: str, **fields) -> None:
+    """Report something to the launcher, if there is one. One line, written at once, so ranks do not mix lines."""
+    if os.environ.get(EVENTS_ENV):
+        line = EVENT_MARK + json.dumps({"event": event, "rank": int(os.environ.get("RANK", "0"))} | fields) + "\n"
+        sys.stdout.flush()
+        os.write(1, line.encode())
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that happens."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it went before the call
+            os._exit(1)
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def launch(
+    argv: Sequence[str],
+    world_size: int,
+    on_event: Callable[[dict], None] | None = None,
+    timeout: float = 600,
+    *,
+    module: str = "moe_course.run",
+    env: dict[str, str] | None = None,
+) -> RunResult:
+    """Run `module` with `argv` on `world_size` processes of this machine, under torchrun.
+
+    Args:
+        argv: arguments of the rank program, as on the command line of `moe-course run`.
+        world_size: number of processes.
+        on_event: called with each event, in this thread.
+        timeout: seconds until everything is ended.
+        module: the rank program.
+        env: extra environment variables.
+
+    Interrupting the call (Ctrl-C, the kernel's stop button) ends all processes and raises KeyboardInterrupt.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="moe-course-") as folder:
+        result_file = Path(folder) / "result.json"
+        process = _start(argv, world_size, module, result_file, env)
+        output: list[str] = []
+        events: list[dict] = []
+        late = threading.Event()
+        timer = threading.Timer(timeout, lambda: (late.set(), stop(process, _pids(events))))
+        reader = threading.Thread(target=lambda: output.extend(process.stderr), daemon=True)
+        for thread in (timer, reader):
+            thread.daemon = True
+            thread.start()
+        try:
+            for event in _events(process.stdout, output):
+                events.append(event)
+                if on_event is not None:
+                    on_event(event)
+            returncode = process.wait()
+        finally:
+            timer.cancel()
+            stop(process, _pids(events))
+        reader.join(2)
+        result = json.loads(result_file.read_text()) if result_file.exists() else None
+    code, error = _verdict(returncode, late.is_set(), timeout, events, output)
+    return RunResult(code, error, result, events, output, time.monotonic() - began)
+
+
+def stop(process: subprocess.Popen, pids: Sequence[int] = ()) -> None:
+    """End a launch: the agent, its process group and the ranks it started (CONT, TERM, 3 s, KILL)."""
+    groups = [process.pid, *pids]  # torchrun puts every rank into a session of its own
+    if process.poll() is None:
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            for group in groups:
+                _kill_group(group, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    for group in groups:
+        _kill_group(group, signal.SIGKILL)
+    process.wait()
+
+
+def _start(argv: Sequence[str], world_size: int, module: str, result_file: Path, env) -> subprocess.Popen:
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
+        "TORCHELASTIC_ENABLE_FILE_TIMER": "0",
+        EVENTS_ENV: "1",
+        RESULT_ENV: str(result_file),
+    }
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command = [*torchrun, f"--nproc-per-node={world_size}", "--max-restarts=0", "-m", module, *argv]
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment | (env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        bufsize=1,
+        start_new_session=True,  # Ctrl-C reaches this process only, which then ends the group in order
+        preexec_fn=_follow_parent if sys.platform == "linux" else None,
+    )
+
+
+def _follow_parent() -> None:
+    # in the child, before exec: the agent gets TERM when this process ends, and takes its ranks along
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def _events(stream, output: list[str]) -> Iterator[dict]:
+    for line in stream:
+        if line.startswith(EVENT_MARK):
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line[len(EVENT_MARK) :])
+                continue
+        output.append(line)
+
+
+def _pids(events: list[dict]) -> list[int]:
+    return [event["pid"] for event in events if event["event"] == "start"]
+
+
+def _kill_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _verdict(
+    returncode: int, late: bool, timeout: float, events: list[dict], output: list[str]
+) -> tuple[int, str | None]:
+    """Exit code and one line: a killed rank first (the others only lost it), then the first error reported."""
+    if late:
+        return 5, f"error: not finished after {timeout:g} s, all ranks were ended; --timeout sets the limit"
+    if returncode == 0:
+        return 0, None
+    killed = _killed_rank("".join(output))
+    if killed is not None:
+        return 5, "error: rank {}: killed by {}".format(*killed)
+    errors = [event for event in events if event["event"] == "error"]
+    if errors:
+        first = min(errors, key=lambda event: event["kind"] == "RankLost")  # who lost a rank is not the cause
+        return first["exit_code"], f"error: rank {first['rank']}: {first['message']}"
+    lines = [line.strip() for line in output if line.strip()]
+    return returncode or 1, f"error: torchrun ended with {returncode}: {lines[-1] if lines else 'no output'}"
+
+
+def _killed_rank(text: str) -> tuple[int, str] | None:
+    """(rank, signal) of the root cause in torchrun's report, if that was a signal nobody here sent."""
+    report = text.rpartition("Root Cause")[2]
+    rank, code = re.search(r"rank\s*:\s*(\d+)", report), re.search(r"exitcode\s*:\s*-(\d+)", report)
+    if rank is None or code is None:
+        return None
+    return int(rank[1]), signal.Signals(int(code[1])).name

@@ -1,0 +1,5 @@
+"""Record where every token went, and read it again."""
+
+from moe_course.trace.trace import Trace
+
+__all__ = ["Trace"]

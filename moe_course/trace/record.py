@@ -1,0 +1,118 @@
+"""Record every route of a run on one rank. A recorder is one receiver of `MoELayer` events.
+
+Built in: notebook 13. Source: vLLM's routed-experts capture records ids only; this joins owner and buffer rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from moe_course.experts import route_outputs
+from moe_course.layer import MoELayer
+
+#: Integer columns of a trace, one entry per route, and `weight` (fp32).
+COLUMNS = (
+    "step",
+    "layer",
+    "source_rank",
+    "row",
+    "token_id",
+    "k",
+    "expert",
+    "weight",
+    "owner_rank",
+    "local_expert",
+    "send_row",
+    "receive_row",
+    "via_rank",
+)
+
+
+class Recorder:
+    """Collects the routes of this rank's rows; with `values` also contributions and outputs.
+
+    Pass it as `on_event` to the model and `on_pass` to `generate`.
+    """
+
+    def __init__(self, values: bool = False):
+        self.values = values
+        self.token_ids = torch.empty(0, dtype=torch.int64)
+        self.places: list[tuple[int, int]] = []
+        self.passes: list[dict[str, Any]] = []  # one per (step, layer): ids and weights of this rank's live rows
+        self.outputs: list[torch.Tensor] = []
+        self.computed: list[dict[str, torch.Tensor]] = []  # contributions made here, by their receive row
+        self._route: dict[str, torch.Tensor] = {}
+
+    def on_pass(self, step: int, token_ids: torch.Tensor, places: list[tuple[int, int]]) -> None:
+        """A pass over these tokens begins; `places` are their (prompt, position)."""
+        self.token_ids, self.places = token_ids.cpu(), places
+
+    def __call__(self, stage: str, layer: MoELayer, **tensors: Any) -> None:
+        if stage == "route":
+            self._route = tensors
+        elif stage == "dispatch":
+            self._on_dispatch(layer, tensors["dispatched"])
+        elif stage == "combine" and self.values:
+            self.outputs.append(tensors["output"].float().cpu())
+
+    def _on_dispatch(self, layer: MoELayer, dispatched) -> None:
+        ids, comm = self._route["topk_ids"].cpu(), layer.comm
+        slots = getattr(layer.backend, "slots", None) if layer.stages.dispatch is None else None
+        unknown = torch.full(ids.shape, -1)
+        send_row, receive_row = (
+            slots(ids, dispatched, comm=comm, placement=layer.placement) if slots else (unknown, unknown)
+        )
+        self.passes.append(
+            {
+                "step": comm.step,
+                "layer": layer.layer,
+                "rank": comm.rank,
+                "token_ids": self.token_ids,
+                "places": self.places,
+                "topk_ids": ids,
+                "topk_weights": self._route["topk_weights"].cpu(),
+                "owner": layer.placement.owner,
+                "local": layer.placement.local,
+                "send_row": send_row,
+                "receive_row": receive_row,
+            }
+        )
+        if self.values:  # the experts return sums; compute the single contributions once more, the same bits
+            routes, outputs = route_outputs(
+                dispatched.hidden_states, dispatched.topk_ids, layer.w13, layer.w2, layer.expert_map
+            )
+            k = dispatched.topk_ids.shape[1]
+            self.computed.append(
+                {
+                    "step": torch.full(routes.shape, comm.step),
+                    "layer": torch.full(routes.shape, layer.layer),
+                    "receive_row": (routes // k).cpu(),
+                    "k": (routes % k).cpu(),
+                    "values": outputs.float().cpu(),
+                }
+            )
+
+    def columns(self) -> dict[str, torch.Tensor]:
+        """One 1-D tensor per column, one entry per route of this rank's rows; routes of -1 are left out."""
+        parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+        for entry in self.passes:
+            ids = entry["topk_ids"].long()
+            rows, ks = (ids >= 0).nonzero(as_tuple=True)
+            experts = ids[rows, ks]
+            parts["step"].append(torch.full_like(rows, entry["step"]))
+            parts["layer"].append(torch.full_like(rows, entry["layer"]))
+            parts["source_rank"].append(torch.full_like(rows, entry["rank"]))
+            parts["row"].append(rows)
+            parts["token_id"].append(entry["token_ids"][rows])
+            parts["k"].append(ks)
+            parts["expert"].append(experts)
+            parts["weight"].append(entry["topk_weights"][rows, ks])
+            parts["owner_rank"].append(entry["owner"][experts].long())
+            parts["local_expert"].append(entry["local"][experts].long())
+            parts["send_row"].append(entry["send_row"][rows, ks])
+            parts["receive_row"].append(entry["receive_row"][rows, ks])
+            parts["via_rank"].append(torch.full_like(rows, -1))
+        return {name: torch.cat(parts[name]) if parts[name] else torch.empty(0) for name in COLUMNS}

@@ -1,0 +1,52 @@
+"""Settings of all tests: one torch thread, repeatable random examples, and one line on bit equality at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+# Helpers that several folders share are plain modules; the worker processes get the same path.
+sys.path[:0] = [str(REPOSITORY), *(str(TESTS / folder) for folder in ("unit", "comm", "dist"))]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+torch.set_num_threads(1)  # many small products in many Python threads: more would only wait for each other
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def golden():
+    """`golden(name)` reads `tests/golden/<name>.json`."""
+    return lambda name: json.loads((TESTS / "golden" / f"{name}.json").read_text())
+
+
+@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+def torch_threads(request):
+    """Run the test with 1 and with 2 torch threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def pytest_terminal_summary(terminalreporter):
+    from layer_cases import VERDICTS
+
+    if not VERDICTS:
+        return
+    failed = sorted({verdict.reason for verdict in VERDICTS if not verdict.exact})
+    if failed:
+        line = f"NOT promised on this machine, fp32 compared to 1e-5 and bf16 to 2e-2 instead ({'; '.join(failed)})"
+    else:
+        widest = max(VERDICTS, key=lambda verdict: verdict.multiple)
+        line = f"promised on this machine (at most: {widest.reason})"
+    terminalreporter.write_line(f"bit equality: {line}")
