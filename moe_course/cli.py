@@ -13,7 +13,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from moe_course.config import MoEConfig
@@ -27,6 +26,10 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Expert parallelism in mixture-of-experts models: run it, trace it, check it.",
 )
+
+
+#: Base of everything typer says about wrong flags and values.
+UsageError = typer.BadParameter.__base__
 
 
 class Device(StrEnum):
@@ -55,7 +58,7 @@ class Transport(StrEnum):
     vendor = "vendor"
 
 
-@app.command()
+@app.command(epilog="Exit codes: 2 usage, 3 verification failed, 4 ranks disagree, 5 lost rank or time-out, 130 Ctrl-C.")
 def run(
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeat it for several prompts.")] = None,
     prompts_file: Annotated[Path | None, typer.Option(help="One prompt a line; .jsonl: one JSON string a line.")] = None,
@@ -65,7 +68,7 @@ def run(
     enable_expert_parallel: Annotated[bool, typer.Option("--enable-expert-parallel/--no-enable-expert-parallel", help="Spread whole experts over the ranks.")] = True,
     all2all_backend: Annotated[str, typer.Option(help="How rows travel: allgather_reducescatter (also naive, pplx).")] = "allgather_reducescatter",
     expert_placement_strategy: Annotated[Strategy, typer.Option(help="Which rank owns which expert.")] = Strategy.linear,
-    model: Annotated[Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.")] = TINY,
+    model: Annotated[Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.", show_default=False)] = TINY,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     transport: Annotated[Transport, typer.Option(help="What carries the rows; auto: nccl on GPUs, gloo on CPUs.")] = Transport.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32 on CPUs, bfloat16 on GPUs.")] = Dtype.auto,
@@ -133,13 +136,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code = app(args=argv, prog_name="moe-course", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        print(f"error: {error.format_message()}", file=sys.stderr)
+    except UsageError as error:
+        print(f"error: {error.format_message().replace('Value error, ', '')}", file=sys.stderr)
         return 2
     except MoECourseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("error: interrupted, all ranks were ended", file=sys.stderr)
         return 130
 
@@ -151,6 +154,10 @@ def _launch(options: RunOptions) -> int:
     from moe_course.glm.tokenizer import load_tokenizer
     from moe_course.launch import launch
 
+    if options.all2all_backend != RunOptions.all2all_backend:
+        from moe_course.backends.select import select
+
+        select(options.all2all_backend, use_all2all=True)
     config = MoEConfig.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model, config)
     options.check_against(config, [len(tokenizer.encode(text)) for text in options.prompts])

@@ -99,13 +99,13 @@ def print_result(result: dict, console: Console | None = None) -> None:
 
 def _rank_table(result: dict) -> Table:
     table = Table(title="ranks", title_justify="left")
-    for name in ("rank", "experts", "parameters", "MB read", "MB skipped", "rows sent", "rows received", "peak MB"):
+    for name in ("rank", "experts", "params", "read MB", "left MB", "rows out", "rows in", "peak MB"):
         table.add_column(name, justify="right")
     for row in result["ranks"]:
         table.add_row(
             str(row["rank"]),
             str(row["experts"]),
-            f"{row['params']:,}",
+            f"{row['params'] / 1e6:.2f} M",
             f"{row['bytes_read'] / 1e6:.2f}",
             f"{row['bytes_skipped'] / 1e6:.2f}",
             f"{row['rows_sent']:,}",
@@ -140,11 +140,11 @@ def _verdict_line(result: dict) -> Text:
         detail = "add --check to compare with the one-process model"
     elif verdict == "equal":
         detail = (
-            f"text of {len(result['prompts'])} prompts, logits (max difference {result['max_abs_logit_diff']:.1e}) and "
-            f"topk_ids of {result['routed_rows_compared']:,} rows equal the untouched Hugging Face model"
+            f"text of {_count(len(result['prompts']), 'prompt')}, logits (max difference {result['max_abs_logit_diff']:.1e}) and "
+            f"topk_ids of {result['routed_rows_compared']:,} routed rows equal the untouched Hugging Face model"
         )
         if result["near_ties"]:
-            detail += f", but for {len(result['near_ties'])} near ties"
+            detail += f", but for {_count(len(result['near_ties']), 'near tie')}"
     elif verdict == "reported":
         same = sum(bool(prompt["matches_reference"]) for prompt in result["prompts"])
         detail = (
@@ -154,6 +154,10 @@ def _verdict_line(result: dict) -> Text:
     else:
         detail = "; ".join(result["failures"][:3])
     return Text.assemble("verdict  ", (verdict, style), f": {detail}")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _rate(value: float | None) -> str:

@@ -39,7 +39,7 @@ def local_experts(
     weights = dispatched.topk_weights.reshape(-1, 1)[routes].to(acc)  # [n, 1]
     contributions = outputs.new_zeros(m * k, w2.shape[1], dtype=acc)  # [M*K, H]
     contributions[routes] = outputs.to(acc) * weights
-    return sum_contributions(contributions.view(m, k, -1).unbind(1))  # [M, H]
+    return sum_contributions(contributions.view(m, k, w2.shape[1]).unbind(1))  # [M, H]; -1 fails for M = 0
 
 
 def route_outputs(
@@ -93,7 +93,8 @@ def grouped_swiglu(rows: torch.Tensor, counts: torch.Tensor, w13: torch.Tensor, 
 
 def grouped_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """One product per expert: rows `[ends[e-1], ends[e])` times `weight[e].T`; `[n, in]` -> `[n, out]`."""
-    if len(rows) and rows.dtype != torch.float64:  # the kernel knows no float64 and no empty input
+    # the kernel knows no float64, no empty input and no rows that start off a 16-byte boundary
+    if len(rows) and rows.dtype != torch.float64 and rows.shape[1] * rows.element_size() % 16 == 0:
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends.to(torch.int32))
     groups = rows.tensor_split(ends[:-1].tolist())
     return torch.cat([F.linear(group, w) for group, w in zip(groups, weight, strict=True)])

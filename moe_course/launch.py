@@ -116,7 +116,8 @@ def launch(
             returncode = process.wait()
         finally:
             timer.cancel()
-            stop(process, _pids(events))
+            if process.poll() != 0:  # interrupted, late or failed: ranks may still be there
+                stop(process, _pids(events))
         reader.join(2)
         result = json.loads(result_file.read_text()) if result_file.exists() else None
     code, error = _verdict(returncode, late.is_set(), timeout, events, output)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moe_course.config import MoEConfig
-from moe_course.errors import ConfigError
+from moe_course.errors import BackendUnavailable, ConfigError
 
 #: The model that comes with the package.
 TINY = Path(__file__).parent / "glm" / "tiny"
@@ -66,7 +66,7 @@ class RunOptions:
         return int(started) if started else wanted or (self.device != "cpu" and visible_gpus()) or DEFAULT_RANKS
 
     def check_against(self, config: MoEConfig, prompt_lengths: list[int]) -> None:
-        """Everything that can be wrong before a process starts. Raises ConfigError."""
+        """Everything that can be wrong before a process starts. Raises ConfigError, BackendUnavailable."""
         world_size = self.resolved_world_size()
         if not self.enable_expert_parallel and world_size > 1:
             raise ConfigError(
@@ -92,6 +92,8 @@ class RunOptions:
                     f"{length + self.max_new_tokens}: more than the context of {context}; "
                     "shorten it or lower --max-new-tokens"
                 )
+        if self.transport in ("threads", "shm", "vendor"):
+            raise BackendUnavailable(f"--transport {self.transport} does not carry a run here; use auto, gloo or nccl")
         if self.trace_values and self.trace is None:
             raise ConfigError("--trace-values needs --trace DIR")
         for name, path in (("--json", self.json_file), ("--trace", self.trace)):

@@ -42,6 +42,9 @@ def rank_main(options: RunOptions) -> int:
         if isinstance(error, RankLost):
             time.sleep(_WAIT_FOR_AGENT_S)
         return error.exit_code
+    except Exception as error:  # not one of ours: the traceback is worth more than a line, the launcher gets both
+        emit("error", kind=type(error).__name__, message=f"{type(error).__name__}: {error}"[:1500], exit_code=1)
+        raise
     return 0
 
 
@@ -55,6 +58,7 @@ def _run(options: RunOptions, rank: int) -> None:
     import torch
 
     from moe_course.comm import dist as comm_dist
+    from moe_course.comm.ledger import Ledger
     from moe_course.glm.generate import generate
     from moe_course.glm.model import check_supported, load
     from moe_course.parallel import ParallelConfig, make_plan
@@ -105,6 +109,7 @@ def _run(options: RunOptions, rank: int) -> None:
             on_token=lambda index, token: emit("token", prompt=index, token=token),
             on_pass=on_pass,
         )
+        ledger, comm.ledger = comm.ledger, Ledger()  # what the trace and the report cost is not part of the run
         if options.trace:
             _write_trace(options, rank, comm, recorder, model)
         everybody = comm.gather_objects(
@@ -112,7 +117,7 @@ def _run(options: RunOptions, rank: int) -> None:
                 "rank": rank,
                 "generations": generations,
                 "timing": timing,
-                "ledger": comm.ledger,
+                "ledger": ledger,
                 "report": model.report,
                 "params": model.params,
                 "expert_bytes": model.expert_bytes,

@@ -94,10 +94,11 @@ class Comm(ABC):
             rows: `[sum(send_counts), W]`.
             receive_counts: rows expected from each rank, if known; compared with what they send.
         """
+        send = _pack(rows, metadata, self.rank)
         counts = self._agree("all_to_all_rows", rows, metadata, send_counts, receive_counts)
         received = [int(counts[source, self.rank]) for source in range(self.world_size)]
         self._record("all_to_all_rows", rows, metadata, send_counts)
-        packed = self._all_to_all(_pack(rows, metadata, self.rank), list(send_counts), received)
+        packed = self._all_to_all(send, list(send_counts), received)
         return _unpack(packed, rows, metadata, received)
 
     def reduce_scatter_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -272,7 +273,8 @@ def _pack(rows: torch.Tensor, metadata: Sequence[torch.Tensor], rank: int) -> to
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
+    # flat first: an empty tensor counts as contiguous whatever its strides are, and then cannot be seen as bytes
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).view(len(tensor), _row_bytes(tensor))
 
 
 def _unpack(packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]) -> Rows:
@@ -280,7 +282,9 @@ def _unpack(packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.T
     tensors, start = [], 0
     for like in (rows, *metadata):
         end = start + _row_bytes(like)
-        part = packed[:, start:end].contiguous().view(like.dtype)
-        tensors.append(part.view(len(packed), *like.shape[1:]))
+        part = packed[:, start:end].contiguous().view(-1)
+        if part.storage_offset():  # one row or none is contiguous as it is, but starts where its dtype may not
+            part = part.clone()
+        tensors.append(part.view(like.dtype).view(len(packed), *like.shape[1:]))
         start = end
     return Rows(tensors[0], tuple(tensors[1:]), counts)

@@ -80,16 +80,18 @@ class SimComm(Comm):
         return torch.stack(self._meet(message))
 
     def _all_to_all(self, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> torch.Tensor:
-        parts = self._meet(rows.split(list(send_counts)))
+        parts = self._meet(rows.clone().split(list(send_counts)))  # a copy: the caller may overwrite its rows
         return torch.cat([part[self.rank] for part in parts])
 
     def _all_gather(self, rows: torch.Tensor, receive_bytes: list[int]) -> torch.Tensor:
-        return torch.cat(self._meet(rows))
+        return torch.cat(self._meet(rows.clone()))
 
     def _subgroup(self, groups: list[list[int]], mine: list[int]) -> SimComm:
         members = [self._board.ranks[rank] for rank in mine]
         with self._board.condition:
-            board = self._board.boards.setdefault(tuple(members), _Board(members, self._board.timeout))
+            # the meeting number tells apart groups of the same ranks that were split off one after the other
+            key = (self._meeting, *members)
+            board = self._board.boards.setdefault(key, _Board(members, self._board.timeout))
         return SimComm(board, mine.index(self.rank), self.ledger)
 
 
@@ -129,5 +131,6 @@ def run_threads(world_size: int, fn: Callable[..., Any], *args: Any, timeout: fl
         error = errors[first]
         if isinstance(error, MoECourseError):
             raise type(error)(f"rank {first}: {error}") from error
+        error.add_note(f"raised on rank {first}")
         raise error
     return results

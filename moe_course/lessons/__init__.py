@@ -1,0 +1,12 @@
+"""What a notebook needs besides the package itself. Importing it loads no torch, transformers, matplotlib, IPython.
+
+`start()` checks the environment, `show(function)` prints package source, `run_live(argv, world_size)` starts a real
+run with a progress bar in the cell, `report(guess, answer)` compares a guess with what was measured.
+"""
+
+from moe_course.lessons.environment import start
+from moe_course.lessons.guesses import report
+from moe_course.lessons.progress import run_live
+from moe_course.lessons.source import show
+
+__all__ = ["report", "run_live", "show", "start"]

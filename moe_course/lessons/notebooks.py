@@ -1,0 +1,188 @@
+"""Execute notebooks and store them so that running an unchanged notebook again gives the same bytes.
+
+    python -m moe_course.lessons.notebooks notebooks/*.ipynb            execute and store
+    python -m moe_course.lessons.notebooks --check notebooks/*.ipynb    exit 1 and name those that would change
+
+Stored are sources, tags, outputs and execution counts: no times, no widget state, no traceback with paths in it.
+Nothing of the course imports this module; it needs nbclient and nbformat, which JupyterLab brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+#: Cells whose outputs differ from run to run, e.g. orders of times. They say why in a comment.
+IGNORE_TAG = "nbval-ignore-output"
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+_COLOURS = {"unchanged": "green", "stored": "cyan", "would change": "yellow", "failed": "red"}
+
+
+class ThisPython(AsyncKernelManager):
+    """Starts the kernel with the Python that runs this module, whatever other kernels are installed."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict())
+
+
+def execute(
+    notebook: NotebookNode, folder: Path, on_cell: Callable[[int], None] | None = None, timeout: int = 900
+) -> NotebookNode:
+    """A copy of `notebook` with fresh outputs, run in `folder`; `on_cell(index)` is called before each cell.
+
+    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
+    """
+    fresh = copy.deepcopy(notebook)
+    for cell in fresh.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    client = NotebookClient(
+        fresh,
+        timeout=timeout,
+        kernel_name=KERNEL["name"],
+        kernel_manager_class=ThisPython,
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        on_cell_start=lambda cell, cell_index: on_cell and on_cell(cell_index),
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute(stderr=subprocess.DEVNULL)  # what the kernel logs; what cells write comes as messages
+    return fresh
+
+
+def normalise(notebook: NotebookNode) -> NotebookNode:
+    """A copy that holds only what is the same after every run."""
+    plain = copy.deepcopy(notebook)
+    stable_ids = (plain.nbformat, plain.nbformat_minor) >= (4, 5) and _unique(cell.get("id") for cell in plain.cells)
+    plain.nbformat, plain.nbformat_minor = 4, 5
+    plain.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    for index, cell in enumerate(plain.cells):
+        if not stable_ids:
+            cell.id = f"cell-{index:02d}"
+        tags = cell.metadata.get("tags")
+        cell.metadata = nbformat.from_dict({"tags": sorted(set(tags))} if tags else {})
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in map(_plain_output, cell.outputs) if output is not None]
+    return plain
+
+
+def _unique(ids) -> bool:
+    ids = list(ids)
+    return all(ids) and len(set(ids)) == len(ids)
+
+
+def _plain_output(output: NotebookNode) -> NotebookNode | None:
+    if output.output_type == "error":  # one line instead of a coloured traceback with paths
+        output.traceback = [f"{output.ename}: {output.evalue}"]
+    data = output.get("data")
+    if data is not None:
+        # Without stored state a reader would see "Loading widget…" instead of the text or picture beside it.
+        data.pop(_WIDGET_VIEW, None)
+        if not data:
+            return None
+        output.metadata = nbformat.from_dict({})
+    if "execution_count" in output:
+        return output
+    return output
+
+
+def dumps(notebook: NotebookNode) -> str:
+    """The text of a notebook file: keys sorted, one space of indent, a newline at the end."""
+    return json.dumps(json.loads(nbformat.writes(notebook)), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+
+
+def same(old: NotebookNode, new: NotebookNode) -> bool:
+    """Do two normalised notebooks agree, apart from outputs of cells tagged to be ignored?"""
+    return dumps(_without_ignored(old)) == dumps(_without_ignored(new))
+
+
+def _without_ignored(notebook: NotebookNode) -> NotebookNode:
+    kept = copy.deepcopy(notebook)
+    for cell in kept.cells:
+        if IGNORE_TAG in cell.metadata.get("tags", []):
+            cell.outputs = []
+    return kept
+
+
+def refresh(path: Path, check: bool, on_cell: Callable[[int], None] | None = None, timeout: int = 900) -> str:
+    """Execute one notebook and, unless `check`, store it. Returns "unchanged", "stored" or "would change"."""
+    text = path.read_text(encoding="utf-8")
+    old = nbformat.from_dict(json.loads(text))
+    new = normalise(execute(nbformat.reads(text, as_version=4), path.parent.resolve(), on_cell, timeout))
+    if text == dumps(old) == dumps(normalise(old)) and same(old, new):
+        return "unchanged"
+    if check:
+        return "would change"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(dumps(new), encoding="utf-8")
+    temporary.replace(path)
+    return "stored"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0; 1 when a notebook fails or, with `--check`, would change."""
+    parser = argparse.ArgumentParser(prog="python -m moe_course.lessons.notebooks", description=__doc__.split("\n")[0])
+    parser.add_argument("notebooks", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--check", action="store_true", help="store nothing; exit 1 if a notebook would change")
+    parser.add_argument("--timeout", type=int, default=900, help="seconds a cell may take")
+    args = parser.parse_args(argv)
+    if lost := [str(path) for path in args.notebooks if not path.is_file()]:
+        parser.error(f"no such notebook: {', '.join(lost)}")
+    console = Console(highlight=False)
+    bad = [path for path in args.notebooks if _one(path, args, console) in ("failed", "would change")]
+    if bad:
+        what = "would change, run `make notebooks`" if args.check else "failed"
+        console.print(f"error: {what}: {', '.join(path.name for path in bad)}", soft_wrap=True)
+    return 1 if bad else 0
+
+
+def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
+    """Run one notebook with a progress line; print and return the outcome."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    detail, cell = "", 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        try:
+            cells = len(json.loads(path.read_text(encoding="utf-8"))["cells"])
+            task = progress.add_task(path.name, total=cells)
+
+            def on_cell(index: int) -> None:
+                nonlocal cell
+                cell = index
+                progress.update(task, completed=index)
+
+            outcome = refresh(path, args.check, on_cell, args.timeout)
+            detail = f"{cells} cells"
+        except CellExecutionError as error:
+            outcome, detail = "failed", f"cell {cell}: {error.ename}: {error.evalue}"
+        except (CellTimeoutError, DeadKernelError) as error:
+            outcome, detail = "failed", f"cell {cell}: {str(error).splitlines()[0]}"
+        except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+            outcome, detail = "failed", f"not a notebook: {error}"
+        seconds = progress.get_time() - start if (start := getattr(progress, "_began", None)) else None
+    del seconds
+    console.print(f"[{_COLOURS[outcome]}]{outcome:13}[/]{path.name}", end="  ")
+    console.print(detail, markup=False, soft_wrap=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())
