@@ -151,7 +151,7 @@ def _launch(options: RunOptions) -> int:
     from rich.console import Console
 
     from moe_course.console import RunDisplay, print_result
-    from moe_course.glm.tokenizer import load_tokenizer
+    from moe_course.tokenizer import load_tokenizer
     from moe_course.launch import launch
 
     if options.all2all_backend != RunOptions.all2all_backend:

@@ -18,7 +18,7 @@ from typing import Any
 
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable, MoECourseError, RankLost, VerificationFailed
-from moe_course.glm.tokenizer import load_tokenizer
+from moe_course.tokenizer import load_tokenizer
 from moe_course.launch import RESULT_ENV, die_with_parent, emit
 from moe_course.options import RunOptions
 

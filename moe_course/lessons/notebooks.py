@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,8 +101,6 @@ def _plain_output(output: NotebookNode) -> NotebookNode | None:
         if not data:
             return None
         output.metadata = nbformat.from_dict({})
-    if "execution_count" in output:
-        return output
     return output
 
 
@@ -126,8 +125,8 @@ def _without_ignored(notebook: NotebookNode) -> NotebookNode:
 def refresh(path: Path, check: bool, on_cell: Callable[[int], None] | None = None, timeout: int = 900) -> str:
     """Execute one notebook and, unless `check`, store it. Returns "unchanged", "stored" or "would change"."""
     text = path.read_text(encoding="utf-8")
-    old = nbformat.from_dict(json.loads(text))
-    new = normalise(execute(nbformat.reads(text, as_version=4), path.parent.resolve(), on_cell, timeout))
+    old = nbformat.reads(text, as_version=4)
+    new = normalise(execute(old, path.parent.resolve(), on_cell, timeout))
     if text == dumps(old) == dumps(normalise(old)) and same(old, new):
         return "unchanged"
     if check:
@@ -148,37 +147,36 @@ def main(argv: list[str] | None = None) -> int:
     if lost := [str(path) for path in args.notebooks if not path.is_file()]:
         parser.error(f"no such notebook: {', '.join(lost)}")
     console = Console(highlight=False)
-    bad = [path for path in args.notebooks if _one(path, args, console) in ("failed", "would change")]
-    if bad:
-        what = "would change, run `make notebooks`" if args.check else "failed"
-        console.print(f"error: {what}: {', '.join(path.name for path in bad)}", soft_wrap=True)
-    return 1 if bad else 0
+    outcomes = {path: _one(path, args, console) for path in args.notebooks}
+    for bad, cure in (("failed", ""), ("would change", "; `make notebooks` stores them")):
+        names = [path.name for path, outcome in outcomes.items() if outcome == bad]
+        if names:
+            print(f"error: {bad}: {', '.join(names)}{cure}", file=sys.stderr)
+    return int(any(outcome in ("failed", "would change") for outcome in outcomes.values()))
 
 
 def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
     """Run one notebook with a progress line; print and return the outcome."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    detail, cell = "", 0
+    began, cell = time.monotonic(), 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(path.name, total=None)
+
+        def on_cell(index: int) -> None:
+            nonlocal cell
+            cell = index
+            progress.update(task, completed=index)
+
         try:
-            cells = len(json.loads(path.read_text(encoding="utf-8"))["cells"])
-            task = progress.add_task(path.name, total=cells)
-
-            def on_cell(index: int) -> None:
-                nonlocal cell
-                cell = index
-                progress.update(task, completed=index)
-
+            progress.update(task, total=len(json.loads(path.read_text(encoding="utf-8"))["cells"]))
             outcome = refresh(path, args.check, on_cell, args.timeout)
-            detail = f"{cells} cells"
+            detail = f"{cell + 1} cells, {time.monotonic() - began:.1f} s"
         except CellExecutionError as error:
             outcome, detail = "failed", f"cell {cell}: {error.ename}: {error.evalue}"
         except (CellTimeoutError, DeadKernelError) as error:
             outcome, detail = "failed", f"cell {cell}: {str(error).splitlines()[0]}"
-        except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+        except (ValueError, KeyError) as error:  # not JSON, not UTF-8, no cells, or not valid as a notebook
             outcome, detail = "failed", f"not a notebook: {error}"
-        seconds = progress.get_time() - start if (start := getattr(progress, "_began", None)) else None
-    del seconds
     console.print(f"[{_COLOURS[outcome]}]{outcome:13}[/]{path.name}", end="  ")
     console.print(detail, markup=False, soft_wrap=True)
     return outcome

@@ -1,0 +1,99 @@
+"""Start the command line as a user would, in a process group of its own, and look for what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+MARK = "MOE_COURSE_TEST_MARK"
+
+
+@dataclass
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+    result: dict | None
+
+    @property
+    def error_lines(self) -> list[str]:
+        return [line for line in self.stderr.splitlines() if line.startswith("error:")]
+
+
+class Course:
+    """A command of this test; all its processes carry one mark in their environment."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.json = folder / "out.json"
+
+    def start(self, *args: str, module: tuple[str, ...] = ("-m", "moe_course", "run"), **env: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, *module, *args, "--json", str(self.json)],
+            env=os.environ | {MARK: self.mark, "COLUMNS": "120"} | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *args: str, timeout: float = 150, **options) -> Ended:
+        process = self.start(*args, **options)
+        stdout, stderr = process.communicate(timeout=timeout)
+        return self.ended(process.returncode, stdout, stderr)
+
+    def ended(self, returncode: int, stdout: str, stderr: str) -> Ended:
+        result = json.loads(self.json.read_text()) if self.json.exists() else None
+        return Ended(returncode, stdout, stderr, result)
+
+    def processes(self) -> dict[int, str]:
+        """Living processes of this command: pid -> command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    if state != "Z":
+                        found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+        return found
+
+    def ranks(self) -> dict[int, int]:
+        """Living rank processes: rank -> pid."""
+        found = {}
+        for pid, command in self.processes().items():
+            if "moe_course.run" in command and "torch.distributed.run" not in command:
+                environ = dict(
+                    part.split("=", 1) for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in part
+                )
+                if "RANK" in environ:
+                    found[int(environ["RANK"])] = pid
+        return found
+
+    def wait_until_gone(self, seconds: float = 5) -> dict[int, str]:
+        """Processes still there after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.processes()
+
+
+@pytest.fixture
+def course(tmp_path):
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("needs /proc to look for left-over processes")
+    course = Course(tmp_path)
+    yield course
+    for pid in course.processes():
+        os.kill(pid, 9)

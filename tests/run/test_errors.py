@@ -1,0 +1,153 @@
+"""What goes wrong ends as one line that names the thing, with its exit code and no process left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moe_course.options import TINY
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "glm"))
+from tiny_models import edit_config, edit_weights, write_model  # noqa: E402
+
+
+def assert_one_line(course, ended, code, *says):
+    assert ended.returncode == code, ended.stderr
+    assert len(ended.error_lines) == 1 and "Traceback" not in ended.stderr
+    for part in says:
+        assert part in ended.error_lines[0]
+    assert not course.wait_until_gone()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--world-size", "300"], ["256 experts", "300"]),
+        (["--world-size", "0"], ["--world-size is 0"]),
+        (["--world-size", "many"], ["--world-size"]),
+        (["--no-such-flag"], ["--no-such-flag"]),
+        (["--device", "tpu"], ["tpu", "cuda"]),
+        (["--dtype", "fp7"], ["fp7"]),
+        (["--all2all-backend", "carrier_pigeon"], ["carrier_pigeon", "allgather_reducescatter"]),
+        (["--transport", "shm"], ["shm"]),
+        (["--expert-placement-strategy", "random"], ["random", "round_robin"]),
+        (["--prompt", "x" * 600], ["601 tokens", "512", "633"]),
+        (["--max-new-tokens", "0"], ["--max-new-tokens is 0"]),
+        (["--prompts-file", "/does/not/exist"], ["/does/not/exist"]),
+        (["--model", "/does/not/exist"], ["/does/not/exist"]),
+        (["--trace-values"], ["--trace"]),
+        (["--world-size", "2", "--data-parallel-size", "3"], ["2", "3"]),
+        (["--world-size", "2", "--no-enable-expert-parallel"], ["expert"]),
+    ],
+)  # fmt: skip
+def test_wrong_options_end_before_a_rank_starts(course, args, says):
+    assert_one_line(course, course.run(*args), 2, *says)
+
+
+def test_checking_options_needs_no_torch():
+    """So that a typing error costs a second, not five."""
+    code = (
+        "import sys; from moe_course.cli import main; "
+        "assert main(['run', '--world-size', '300']) == 2; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_json_is_written_on_failure_too(course, tmp_path):
+    model = write_model(tmp_path / "model")
+    edit_weights(model, lambda t: t.pop("model.layers.1.mlp.experts.7.up_proj.weight"))
+    ended = course.run("--model", str(model), "--world-size", "2", "--max-new-tokens", "2", "--prompt", "x")
+    assert_one_line(course, ended, 2, "rank ", "model.layers.1.mlp.experts.7.up_proj.weight")
+    assert ended.result["verdict"] == "failed" and "experts.7" in ended.result["error"]
+
+
+def test_a_truncated_file_and_quantised_weights(course, tmp_path):
+    model = tmp_path / "tiny"
+    shutil.copytree(TINY, model)
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert_one_line(course, course.run("--model", str(model), "--world-size", "2"), 2, "truncated", path.name)
+    edit_config(model, quantization_config={"quant_method": "fp8"})
+    assert_one_line(course, course.run("--model", str(model), "--world-size", "1"), 2, "quantised checkpoint (fp8)")
+
+
+def test_a_model_that_is_not_the_reference_is_noticed(course, monkeypatch):
+    """A wrong combine — here one that drops the highest rank's partial sums — must not pass the check."""
+    broken = course.folder / "sitecustomize.py"
+    broken.write_text(
+        "import os\n"
+        "if os.environ.get('RANK') is not None:\n"
+        "    import moe_course.comm.base as base\n"
+        "    good = base.Comm.reduce_scatter_rows\n"
+        "    base.Comm.reduce_scatter_rows = lambda self, rows, counts: "
+        "good(self, rows * (self.rank != self.world_size - 1), counts)\n"
+    )
+    ended = course.run(
+        "--world-size", "2", "--prompt", "def add(", "--max-new-tokens", "4", "--check",
+        PYTHONPATH=f"{course.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    )  # fmt: skip
+    assert_one_line(course, ended, 3, "rank 0", "logits differ")
+    assert ended.result["verdict"] == "different" and "different" in ended.stdout
+
+
+def wait_for_ranks(course, process, world_size, seconds=60):
+    """Until every rank is up and has loaded libraries (a running exchange is what we want to disturb)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        ranks = course.ranks()
+        if len(ranks) == world_size and all(Path(f"/proc/{pid}/maps").read_text().count("libtorch") for pid in ranks.values()):
+            return ranks
+        time.sleep(0.1)
+    raise AssertionError(f"ranks did not start: {process.poll()}")
+
+
+LONG = ["--world-size", "3", "--prompt", "x", "--max-new-tokens", "480"]
+
+
+@pytest.mark.parametrize("after", [0.5, 6.0])
+def test_ctrl_c_leaves_nothing(course, after):
+    """While the ranks load, and while they generate; one of them stopped by a debugger."""
+    process = course.start(*LONG)
+    ranks = wait_for_ranks(course, process, 3)
+    time.sleep(after)
+    if process.poll() is None and after > 1:
+        os.kill(ranks[2], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=10)
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stderr and "Traceback" not in stderr
+    assert not course.wait_until_gone(5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_is_named(course, rank):
+    process = course.start(*LONG)
+    ranks = wait_for_ranks(course, process, 3)
+    time.sleep(6)
+    os.kill(ranks[rank], signal.SIGKILL)
+    killed = time.monotonic()
+    stdout, stderr = process.communicate(timeout=20)
+    ended = course.ended(process.returncode, stdout, stderr)
+    assert_one_line(course, ended, 5, f"rank {rank}: killed by SIGKILL")
+    assert time.monotonic() - killed < 6
+    assert ended.result["verdict"] == "failed"
+
+
+def test_a_killed_launcher_takes_everything_along(course):
+    process = course.start(*LONG)
+    wait_for_ranks(course, process, 3)
+    process.kill()
+    process.communicate(timeout=10)
+    assert not course.wait_until_gone(5)
+
+
+def test_the_time_limit_ends_all_ranks(course):
+    ended = course.run(*LONG, "--timeout", "6")
+    assert_one_line(course, ended, 5, "not finished after 6 s")
