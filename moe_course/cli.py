@@ -58,24 +58,49 @@ class Transport(StrEnum):
     vendor = "vendor"
 
 
-@app.command(epilog="Exit codes: 2 usage, 3 verification failed, 4 ranks disagree, 5 lost rank or time-out, 130 Ctrl-C.")
+@app.command(
+    epilog="Exit codes: 2 usage, 3 verification failed, 4 ranks disagree, 5 lost rank or time-out, 130 Ctrl-C."
+)
 def run(
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeat it for several prompts.")] = None,
-    prompts_file: Annotated[Path | None, typer.Option(help="One prompt a line; .jsonl: one JSON string a line.")] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(help="One prompt a line; .jsonl: one JSON string a line.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
-    world_size: Annotated[int | None, typer.Option(help="Ranks: data parallel with expert parallelism. Default: one per GPU, else 4.")] = None,
-    data_parallel_size: Annotated[int | None, typer.Option(help="Data-parallel ranks; the same as --world-size here.")] = None,
-    enable_expert_parallel: Annotated[bool, typer.Option("--enable-expert-parallel/--no-enable-expert-parallel", help="Spread whole experts over the ranks.")] = True,
-    all2all_backend: Annotated[str, typer.Option(help="How rows travel: allgather_reducescatter (also naive, pplx).")] = "allgather_reducescatter",
-    expert_placement_strategy: Annotated[Strategy, typer.Option(help="Which rank owns which expert.")] = Strategy.linear,
-    model: Annotated[Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.", show_default=False)] = TINY,
+    world_size: Annotated[
+        int | None, typer.Option(help="Ranks: data parallel with expert parallelism. Default: one per GPU, else 4.")
+    ] = None,
+    data_parallel_size: Annotated[
+        int | None, typer.Option(help="Data-parallel ranks; the same as --world-size here.")
+    ] = None,
+    enable_expert_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--enable-expert-parallel/--no-enable-expert-parallel", help="Spread whole experts over the ranks."
+        ),
+    ] = True,
+    all2all_backend: Annotated[
+        str, typer.Option(help="How rows travel: allgather_reducescatter (also naive, pplx).")
+    ] = "allgather_reducescatter",
+    expert_placement_strategy: Annotated[
+        Strategy, typer.Option(help="Which rank owns which expert.")
+    ] = Strategy.linear,
+    model: Annotated[
+        Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.", show_default=False)
+    ] = TINY,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    transport: Annotated[Transport, typer.Option(help="What carries the rows; auto: nccl on GPUs, gloo on CPUs.")] = Transport.auto,
+    transport: Annotated[
+        Transport, typer.Option(help="What carries the rows; auto: nccl on GPUs, gloo on CPUs.")
+    ] = Transport.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32 on CPUs, bfloat16 on GPUs.")] = Dtype.auto,
-    temperature: Annotated[float, typer.Option(help="0 is greedy. Sampling does not depend on the number of ranks.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy. Sampling does not depend on the number of ranks.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     stop_at_eos: Annotated[bool, typer.Option("--stop-at-eos", help="End a prompt at the end-of-text token.")] = False,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Compare with the untouched one-process model.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Compare with the untouched one-process model.")
+    ] = False,
     trace: Annotated[Path | None, typer.Option(help="Folder for the trace: every route of every token.")] = None,
     trace_values: Annotated[bool, typer.Option("--trace-values", help="Also store contributions and outputs.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures of the run.")] = None,
@@ -151,8 +176,8 @@ def _launch(options: RunOptions) -> int:
     from rich.console import Console
 
     from moe_course.console import RunDisplay, print_result
-    from moe_course.tokenizer import load_tokenizer
     from moe_course.launch import launch
+    from moe_course.tokenizer import load_tokenizer
 
     if options.all2all_backend != RunOptions.all2all_backend:
         from moe_course.backends.select import select

@@ -39,8 +39,7 @@ class RunDisplay:
         return self
 
     def __exit__(self, *exception) -> None:
-        if self.console.is_terminal:
-            self.live.stop()
+        self.live.stop()
 
     def on_event(self, event: dict) -> None:
         kind = event["event"]
@@ -61,7 +60,9 @@ class RunDisplay:
 
     def _texts(self) -> list[Text]:
         return [
-            Text(f"{i}: {(self.prompts[i] + self.tokenizer.decode(tokens))[-100:]!r}", overflow="ellipsis", no_wrap=True)
+            Text(
+                f"{i}: {(self.prompts[i] + self.tokenizer.decode(tokens))[-100:]!r}", overflow="ellipsis", no_wrap=True
+            )
             for i, tokens in sorted(self.tokens.items())
         ]
 
@@ -70,9 +71,14 @@ def print_plan(console: Console, event: dict) -> None:
     """The header of a run, before the first row moves."""
     plan = event["plan"]
     experts = plan["experts_per_rank"]
-    shares = f"{experts[0]}" if len(set(experts)) == 1 else "/".join(map(str, experts))
-    console.print(f"[bold]plan[/]  DP {plan['dp']} · EP {plan['ep_size']} · {shares} experts per rank · {plan['placement']}")
-    console.print(f"      backend {plan['backend']} over {event['transport']} on {event['device']}: {plan['backend_reason']}")
+    shares = "/".join(map(str, experts)) if len(experts) <= 8 else f"{min(experts)} to {max(experts)}"
+    shares = f"{experts[0]}" if len(set(experts)) == 1 else shares
+    console.print(
+        f"[bold]plan[/]  DP {plan['dp']} · EP {plan['ep_size']} · {shares} experts per rank · {plan['placement']}"
+    )
+    console.print(
+        f"      backend {plan['backend']} over {event['transport']} on {event['device']}: {plan['backend_reason']}"
+    )
     for note in plan["notes"]:
         console.print(f"      note: {note}", markup=False)
 
@@ -128,7 +134,11 @@ def _ledger_table(result: dict) -> Table:
     for op, total in totals.items():
         table.add_row(op, *(f"{total[key]:,}" for key in ("messages", "rows", "payload", "padding", "metadata")))
     bound, ratio = result["bound"]["payload"], result["bound"]["ratio"]
-    table.caption = f"bound for this routing: {bound:,} payload bytes" + (f", counted / bound = {ratio:.3f}" if ratio else "")
+    table.caption = f"bound for this routing: {bound:,} payload bytes"
+    if ratio:
+        table.caption += f", counted / bound = {ratio:.3f}"
+        f", counted / bound = {ratio:.3f}" if ratio else ""
+    )
     table.caption_justify = "left"
     return table
 

@@ -144,7 +144,6 @@ def _start(argv: Sequence[str], world_size: int, module: str, result_file: Path,
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
-        "TORCHELASTIC_ENABLE_FILE_TIMER": "0",
         EVENTS_ENV: "1",
         RESULT_ENV: str(result_file),
     }

@@ -77,9 +77,7 @@ class MoELayer(nn.Module):
         routed = self.routed(hidden_states, topk_weights, topk_ids)
         return routed if self.shared is None else self.shared_expert(hidden_states) + routed
 
-    def routed(
-        self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def routed(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """The routed half for given ids: dispatch -> experts -> combine. `[T, H]` in the rows' dtype."""
         self.comm.layer = self.layer
         dispatch = self.stages.dispatch or self.backend.dispatch

@@ -13,14 +13,15 @@ import resource
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable, MoECourseError, RankLost, VerificationFailed
-from moe_course.tokenizer import load_tokenizer
-from moe_course.launch import RESULT_ENV, die_with_parent, emit
+from moe_course.launch import EVENTS_ENV, RESULT_ENV, die_with_parent, emit
 from moe_course.options import RunOptions
+from moe_course.tokenizer import load_tokenizer
 
 SCHEMA = "moe_course.run/1"
 _WAIT_FOR_AGENT_S = 1.5  # lets torchrun see which rank died before those that only lost it end as well
@@ -67,6 +68,7 @@ def _run(options: RunOptions, rank: int) -> None:
 
     check_supported(config, options.model)
     world_size = options.resolved_world_size()
+    report = _reporter(options, tokenizer, rank, world_size)
     parallel = ParallelConfig(
         data_parallel_size=world_size,
         enable_expert_parallel=options.enable_expert_parallel,
@@ -80,7 +82,7 @@ def _run(options: RunOptions, rank: int) -> None:
     greedy = options.temperature == 0
     reference = None
     if rank == 0:
-        emit("plan", plan=plan.as_dict(), model=str(options.model), device=device.type, transport=transport)
+        report("plan", plan=plan.as_dict(), model=str(options.model), device=device.type, transport=transport)
         if options.check and greedy:  # early: it works while the ranks load
             reference = Reference(_request(options, config, prompts, None))
     try:
@@ -88,14 +90,16 @@ def _run(options: RunOptions, rank: int) -> None:
         recorder = Recorder(values=options.trace_values)
         model = load(options.model, comm, plan, dtype=dtype, device=device, on_event=recorder)
         invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
-        emit("loaded", experts=plan.placement.num_local(rank), params=model.params, bytes_read=model.report.bytes_read)
+        report(
+            "loaded", experts=plan.placement.num_local(rank), params=model.params, bytes_read=model.report.bytes_read
+        )
         comm.barrier()
         loaded_s = time.perf_counter() - began
 
         def on_pass(step: int, token_ids: torch.Tensor, places: list[tuple[int, int]]) -> None:
             recorder.on_pass(step, token_ids, places)
             if rank == 0:
-                emit("step", step=step, steps=options.max_new_tokens)
+                report("step", step=step, steps=options.max_new_tokens)
 
         generations, timing = generate(
             model,
@@ -106,7 +110,7 @@ def _run(options: RunOptions, rank: int) -> None:
             stop_at_eos=options.stop_at_eos,
             eos_token_id=tokenizer.eos_token_id,
             keep_logits=options.check,
-            on_token=lambda index, token: emit("token", prompt=index, token=token),
+            on_token=lambda index, token: report("token", prompt=index, token=token),
             on_pass=on_pass,
         )
         ledger, comm.ledger = comm.ledger, Ledger()  # what the trace and the report cost is not part of the run
@@ -130,6 +134,8 @@ def _run(options: RunOptions, rank: int) -> None:
             if options.check and not greedy:
                 tokens = {g.index: g.tokens for part in everybody for g in part["generations"]}
                 reference = Reference(_request(options, config, prompts, [tokens[i] for i in range(len(prompts))]))
+            if reference is not None:
+                report("checking")
             facts = {"device": device.type, "transport": transport, "dtype": str(dtype).removeprefix("torch.")}
             facts |= {"loaded_s": loaded_s, "invariance": invariance}
             result, comparison = _result(options, config, plan, tokenizer, prompts, everybody, reference, facts)
@@ -145,6 +151,20 @@ def _run(options: RunOptions, rank: int) -> None:
         if reference is not None:
             reference.cancel()
     comm_dist.close()
+
+
+def _reporter(options: RunOptions, tokenizer, rank: int, world_size: int) -> Callable[..., None]:
+    """Where events go: to the launcher; without one, rank 0 shows its own."""
+    if os.environ.get(EVENTS_ENV):
+        return emit
+    if rank:
+        return lambda event, **fields: None
+    from rich.console import Console
+
+    from moe_course.console import RunDisplay
+
+    display = RunDisplay(Console(), options.prompts, tokenizer, 1, options.max_new_tokens)
+    return lambda event, **fields: display.on_event({"event": event, "rank": rank} | fields)
 
 
 def _request(options: RunOptions, config: MoEConfig, prompts: list[list[int]], tokens: list[list[int]] | None) -> dict:
@@ -197,7 +217,6 @@ def _result(options, config, plan, tokenizer, prompts, everybody, reference, fac
     tokens = [generations[i][1].tokens for i in range(len(prompts))]
     comparison = None
     if reference is not None:
-        emit("checking")
         comparison = compare(
             reference.finish(),
             prompts,

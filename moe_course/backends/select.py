@@ -35,7 +35,9 @@ def select(requested: str = "allgather_reducescatter", *, use_all2all: bool) -> 
         BackendUnavailable: a name that does not run here.
     """
     if requested not in AVAILABLE:
-        raise BackendUnavailable(f"all2all backend {requested!r} does not run here, choose from: {', '.join(AVAILABLE)}")
+        raise BackendUnavailable(
+            f"all2all backend {requested!r} does not run here, choose from: {', '.join(AVAILABLE)}"
+        )
     name = OLD_NAMES.get(requested, requested)
     warning = f"{requested} is an old name, {name} runs instead" if name != requested else None
     if not use_all2all:

@@ -111,7 +111,9 @@ class _NamedErrors:
     def __exit__(self, kind, error, traceback) -> bool:
         if not isinstance(error, RuntimeError):
             return False
-        who = f"rank {self.peer}" if self.peer is not None else f"one of ranks {[r for r in self.ranks if r != self.me]}"
+        who = (
+            f"rank {self.peer}" if self.peer is not None else f"one of ranks {[r for r in self.ranks if r != self.me]}"
+        )
         if "imed out" in str(error):
             raise ExchangeTimeout(
                 f"{self.what}: after {self.timeout:g} s still waiting for {who}; "
@@ -162,7 +164,9 @@ def init(plan, device: str = "auto", timeout: float = 60) -> DistComm:
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size != plan.world_size:
         raise PlanMismatch(f"torchrun started {world_size} ranks, the plan has {plan.world_size}")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout)
+    )
     ranks = list(range(world_size))
     return DistComm(*_new_groups(ranks, where, timeout), ranks, where, timeout)
 

@@ -130,7 +130,9 @@ def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
         with torch.device("meta"):
             return model_class(hf_config)
     except (TypeError, ValueError, AttributeError, RuntimeError, ZeroDivisionError) as error:
-        raise ConfigError(f"{folder}: transformers cannot build {config.architecture} from this config: {error}") from None
+        raise ConfigError(
+            f"{folder}: transformers cannot build {config.architecture} from this config: {error}"
+        ) from None
 
 
 def _read_layer(reader, config, number, comm, plan, dtype, device, stages, on_event) -> MoELayer:

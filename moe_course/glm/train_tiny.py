@@ -266,6 +266,11 @@ def model_card(args: argparse.Namespace, figures: dict, log: list[dict]) -> str:
         for r in curve
     )
     load = ", ".join(f"{x:.2f}" for x in figures["max_over_mean_load"])
+    data = f"the `.py` files of the standard library of CPython {figures['python']}, without tests and data tables"
+    command = (
+        f"python -m moe_course.glm.train_tiny --out DIR --steps {args.steps} "
+        f"--batch-tokens {args.batch_tokens} --lr {args.lr} --seed {args.seed}"
+    )
     return f"""# tiny: a byte-level GLM-MoE-DSA model for the course
 
 A `GlmMoeDsaForCausalLM` in Hugging Face format with GLM-5.1's routing shape: 256 routed experts, 8 per token,
@@ -275,10 +280,10 @@ one to rely on.
 
 | | |
 |---|---|
-| data | the `.py` files of the standard library of CPython {figures["python"]}, without tests and data tables: {figures["training_bytes"]:,} bytes |
+| data | {data}: {figures["training_bytes"]:,} bytes |
 | held out | {", ".join(f"`{name}`" for name in HELD_OUT)}: {figures["held_out_bytes"]:,} bytes |
 | licence | weights: Apache-2.0. The training text is under the PSF License 2.0 |
-| command | `python -m moe_course.glm.train_tiny --out DIR --steps {args.steps} --batch-tokens {args.batch_tokens} --lr {args.lr} --seed {args.seed}` |
+| command | `{command}` |
 | time | {log[-1]["seconds"] / 60:.0f} minutes on {figures["threads"]} threads |
 | parameters | {figures["parameters"]:,} |
 | dtype | bf16; `gate.weight` and `e_score_correction_bias` in fp32 |

@@ -157,7 +157,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
     """Run one notebook with a progress line; print and return the outcome."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     began, cell = time.monotonic(), 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(path.name, total=None)

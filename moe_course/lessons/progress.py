@@ -120,4 +120,6 @@ def continuation(number: int, prompt: dict) -> str:
 
 def readable(text: str) -> str:
     """The text with control characters written out, so that no byte a model makes can upset a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )

@@ -21,10 +21,14 @@ def show(function: Callable) -> None:
     name = getattr(function, "__qualname__", repr(function))
     module = getattr(function, "__module__", None) or ""
     if module.split(".")[0] != "moe_course" or not (inspect.isfunction(function) or inspect.isclass(function)):
-        raise ConfigError(f"show prints functions and classes of moe_course, {name} is not one; its code is where you wrote it")
+        raise ConfigError(
+            f"show prints functions and classes of moe_course, {name} is not one; its code is where you wrote it"
+        )
     lines = [f"# {module}", *_without_long_docstring(textwrap.dedent(inspect.getsource(function)))]
     if len(lines) > MAX_LINES:
-        raise ConfigError(f"{name} has {len(lines)} lines, a cell shows {MAX_LINES}; show a smaller function of {module}")
+        raise ConfigError(
+            f"{name} has {len(lines)} lines, a cell shows {MAX_LINES}; show a smaller function of {module}"
+        )
     print("\n".join(lines))
 
 

@@ -39,7 +39,9 @@ def test_every_rank_holds_its_share_and_all_shares_are_the_model(model_dir, worl
         for block in model.blocks:
             w13, w2 = block.layer.w13, block.layer.w2
             ids = [int(weight[0, 0]) - 1 for weight in w13]
-            assert all(torch.equal(weight, torch.full_like(weight, e + 1.0)) for weight, e in zip(w13, ids, strict=True))
+            assert all(
+                torch.equal(weight, torch.full_like(weight, e + 1.0)) for weight, e in zip(w13, ids, strict=True)
+            )
             assert [int(weight[0, 0]) - 1 for weight in w2] == ids
             held += [(block.layer.layer, e) for e in ids]
         per_expert = 3 * config.hidden_size * config.moe_intermediate_size * 4
@@ -60,9 +62,7 @@ def test_read_and_skipped_add_up_to_the_file(model_dir):
 def test_gate_rows_come_first(model_dir):
     """Gate and up are told apart: swapped halves would go unseen with equal values."""
     edit_weights(model_dir, lambda t: (t[expert_name(1, 7, "gate")].fill_(1), t[expert_name(1, 7, "up")].fill_(2)))
-    w13, _ = Reader(read_index(model_dir)).read_experts(
-        MoEConfig.from_pretrained(model_dir), 1, [7], torch.float32
-    )
+    w13, _ = Reader(read_index(model_dir)).read_experts(MoEConfig.from_pretrained(model_dir), 1, [7], torch.float32)
     assert w13[0, :32].unique().tolist() == [1] and w13[0, 32:].unique().tolist() == [2]
 
 
@@ -173,7 +173,11 @@ def test_a_tensor_in_two_shards(model_dir):
         ({"hidden_size": 32}, CheckpointError, "wrong shapes"),
         ({"n_routed_experts": 12}, CheckpointError, "experts.10."),
         ({"n_routed_experts": 8}, CheckpointError, "has shape [10, 64], config.json needs [8, 64]"),
-        ({"num_hidden_layers": 4, "mlp_layer_types": None, "indexer_types": None, "layer_types": None}, CheckpointError, "model.layers.3."),
+        (
+            {"num_hidden_layers": 4, "mlp_layer_types": None, "indexer_types": None, "layer_types": None},
+            CheckpointError,
+            "model.layers.3.",
+        ),
         ({"mlp_layer_types": ["dense", "sparse"]}, ConfigError, "2 entries"),
         ({"architectures": ["LlamaForCausalLM"]}, ConfigError, "LlamaForCausalLM"),
         ({"quantization_config": {"quant_method": "fp8"}}, CheckpointError, "quantised checkpoint (fp8)"),

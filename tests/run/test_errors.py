@@ -102,7 +102,9 @@ def wait_for_ranks(course, process, world_size, seconds=60):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         ranks = course.ranks()
-        if len(ranks) == world_size and all(Path(f"/proc/{pid}/maps").read_text().count("libtorch") for pid in ranks.values()):
+        if len(ranks) == world_size and all(
+            Path(f"/proc/{pid}/maps").read_text().count("libtorch") for pid in ranks.values()
+        ):
             return ranks
         time.sleep(0.1)
     raise AssertionError(f"ranks did not start: {process.poll()}")

@@ -149,7 +149,9 @@ def test_old_backend_names_run_the_default_and_say_so(course):
 
 
 def test_bf16_reports_and_promises_nothing(course):
-    ended = course.run("--world-size", "2", "--prompt", "x = ", "--max-new-tokens", "4", "--dtype", "bfloat16", "--check")
+    ended = course.run(
+        "--world-size", "2", "--prompt", "x = ", "--max-new-tokens", "4", "--dtype", "bfloat16", "--check"
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.result["verdict"] == "reported" and ended.result["max_abs_logit_diff"] is not None
 
