@@ -137,8 +137,6 @@ def _ledger_table(result: dict) -> Table:
     table.caption = f"bound for this routing: {bound:,} payload bytes"
     if ratio:
         table.caption += f", counted / bound = {ratio:.3f}"
-        f", counted / bound = {ratio:.3f}" if ratio else ""
-    )
     table.caption_justify = "left"
     return table
 
@@ -149,8 +147,9 @@ def _verdict_line(result: dict) -> Text:
     if verdict == "not checked":
         detail = "add --check to compare with the one-process model"
     elif verdict == "equal":
+        texts, difference = _count(len(result["prompts"]), "prompt"), result["max_abs_logit_diff"]
         detail = (
-            f"text of {_count(len(result['prompts']), 'prompt')}, logits (max difference {result['max_abs_logit_diff']:.1e}) and "
+            f"text of {texts}, logits (max difference {difference:.1e}) and "
             f"topk_ids of {result['routed_rows_compared']:,} routed rows equal the untouched Hugging Face model"
         )
         if result["near_ties"]:
