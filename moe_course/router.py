@@ -7,6 +7,7 @@ Built in: notebook 02.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from moe_course.config import MoEConfig
 from moe_course.errors import ConfigError
@@ -84,7 +85,8 @@ def grouped_topk(
 
 def _scores(logits: torch.Tensor, scoring_func: str) -> torch.Tensor:
     if scoring_func == "sigmoid":
-        return logits.sigmoid()
+        # whole vectors only: the incomplete last one of a batch is computed by other code, with other last bits
+        return F.pad(logits, (0, -logits.shape[-1] % 32)).sigmoid()[:, : logits.shape[-1]]
     if scoring_func == "softmax":
         return logits.softmax(dim=-1)
     raise ConfigError(f"scoring_func is {scoring_func!r}, known values: sigmoid, softmax")

@@ -312,7 +312,7 @@ def test_fp32_layer_equals_the_moe_block_of_hugging_face(experts, n_group, topk_
 def test_a_row_does_not_depend_on_its_batch(torch_threads, hidden, inter, dtype):
     """A row alone, among others, and last instead of first: the same bits where the probe promises them."""
     weights = make_weights(make_config(6, 3, hidden, inter), dtype)
-    batch = make_batch([41], weights.config, dtype, seed=2)
+    batch = make_batch([19], weights.config, dtype, seed=2)
     rows, routing, ids = batch.hidden_states[0], batch.topk_weights[0], batch.topk_ids[0]
     verdict = row_invariance([(hidden, 2 * inter), (inter, hidden)], dtype, rows.device)
 
@@ -374,13 +374,13 @@ def test_summing_leaves_its_inputs_alone():
 
 
 def test_routes_are_summed_in_k_order_whatever_the_experts():
-    """Three experts that return 1, 2^-24 and -1 times the row: fp32 keeps or loses the small one by its column."""
-    factors = torch.tensor([1.0, 2.0**-24, -1.0]).view(3, 1, 1)
+    """Three experts that return 1, 2^-26 and -1 times the row: fp32 keeps or loses the small one by its column."""
+    factors = torch.tensor([1.0, 2.0**-26, -1.0]).view(3, 1, 1)
     w13 = torch.eye(8).repeat(2, 1).expand(3, -1, -1).contiguous()
     w2 = factors * torch.eye(8)
     rows = torch.full((1, 8), 1.0)
     unit = float(F.silu(torch.ones(1)))
-    for order, expected in [([0, 1, 2], 0.0), ([0, 2, 1], unit * 2.0**-24), ([2, 0, 1], unit * 2.0**-24)]:
+    for order, expected in [([0, 1, 2], 0.0), ([0, 2, 1], unit * 2.0**-26), ([2, 0, 1], unit * 2.0**-26)]:
         ids = torch.tensor([order], dtype=torch.int32)
         output = local_experts(dispatched(rows, ids, torch.ones(1, 3)), w13, w2, None)
         assert output[0, 0].item() == pytest.approx(expected, rel=1e-6, abs=0), order

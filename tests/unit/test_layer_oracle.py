@@ -273,13 +273,16 @@ def test_scale_applies_once_and_only_to_the_routed_part(name, shared, factor):
 def three_passes(comm, weights, placement, *, idle_returns_early=False):
     """Three layers for tokens per rank [3, 0], [0, 3], [0, 0]; outputs and the operations this rank took part in."""
     calls = []
+
+    def counted(name, call):
+        def wrapper(*args, **more):
+            calls.append((comm.layer, name))
+            return call(*args, **more)
+
+        return wrapper
+
     for name in ("all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_reduce", "barrier"):
-
-        def counted(*args, _name=name, _call=getattr(comm, name), **more):
-            calls.append((comm.layer, _name))
-            return _call(*args, **more)
-
-        setattr(comm, name, counted)
+        setattr(comm, name, counted(name, getattr(comm, name)))
     outputs = []
     for step, counts in enumerate([[3, 0], [0, 3], [0, 0]]):
         rows = make_batch(counts, weights.config, torch.float32, seed=step).hidden_states[comm.rank]
