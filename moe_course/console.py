@@ -76,9 +76,8 @@ def print_plan(console: Console, event: dict) -> None:
     console.print(
         f"[bold]plan[/]  DP {plan['dp']} · EP {plan['ep_size']} · {shares} experts per rank · {plan['placement']}"
     )
-    console.print(
-        f"      backend {plan['backend']} over {event['transport']} on {event['device']}: {plan['backend_reason']}"
-    )
+    console.print(f"      backend {plan['backend']} · {event['transport']} · {event['device']}")
+    console.print(f"      because {plan['backend_reason']}", markup=False)
     for note in plan["notes"]:
         console.print(f"      note: {note}", markup=False)
 
@@ -94,10 +93,9 @@ def print_result(result: dict, console: Console | None = None) -> None:
         console.print(Panel(body, title=title + mark, title_align="left", border_style="cyan"))
     console.print(_ledger_table(result))
     phases = result["phases"]
-    console.print(
-        f"speed    prefill {_rate(phases['prefill_tokens_per_s'])} · decode {_rate(phases['decode_tokens_per_s'])} "
-        f"tokens/s over all ranks · load {phases['load_s']:.1f} s · wall {result['wall_s']:.1f} s"
-    )
+    prefill, decode = _rate(phases["prefill_tokens_per_s"]), _rate(phases["decode_tokens_per_s"])
+    console.print(f"speed    prefill {prefill} · decode {decode} tokens/s over all ranks")
+    console.print(f"time     {phases['load_s']:.1f} s to start and load · {result['wall_s']:.1f} s in all")
     if result["row_invariance"]:
         console.print(f"rows     {result['row_invariance']}", markup=False)
     console.print(_verdict_line(result))

@@ -18,10 +18,10 @@ from moe_course.errors import BackendUnavailable, ConfigError
 #: The model that comes with the package.
 TINY = Path(__file__).parent / "glm" / "tiny"
 DEFAULT_PROMPTS = (
-    "def add(a, b):\n",
-    "import os\nimport sys\n\n\nclass ",
-    "    for index, item in enumerate(",
-    '"""Größe und Länge: ünïcödé.\n\n',
+    "def add(a, b):\n    return ",
+    "    try:\n        value = int(text)\n    except ",
+    "def größe(länge):\n    return ",
+    "class Stack:\n    def push(self, item):\n        ",
 )
 DEFAULT_RANKS = 4  # on a machine without GPUs
 
