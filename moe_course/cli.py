@@ -167,9 +167,6 @@ def main(argv: list[str] | None = None) -> int:
     except MoECourseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        print("error: interrupted, all ranks were ended", file=sys.stderr)
-        return 130
 
 
 def _launch(options: RunOptions) -> int:
@@ -190,9 +187,13 @@ def _launch(options: RunOptions) -> int:
     signal.signal(signal.SIGTERM, _interrupt)  # `timeout` and `kill` clean up like Ctrl-C
     console = Console()
     display = RunDisplay(console, options.prompts, tokenizer, world_size, options.max_new_tokens)
-    with display:
-        argv = [*_passed_on(options), f"--world-size={world_size}"]
-        ended = launch(argv, world_size, display.on_event, options.timeout)
+    argv = [*_passed_on(options), f"--world-size={world_size}"]
+    try:
+        with display:
+            ended = launch(argv, world_size, display.on_event, options.timeout)
+    except KeyboardInterrupt:
+        print("error: interrupted, all ranks were ended", file=sys.stderr)
+        return 130
     if ended.result is not None:
         print_result(ended.result, console)
     if ended.error:

@@ -9,7 +9,7 @@ import torch
 
 from moe_course.comm.base import Comm
 from moe_course.comm.ledger import Ledger
-from moe_course.errors import ExchangeMismatch
+from moe_course.errors import ConfigError, ExchangeMismatch
 
 MOVED = {
     "float32": torch.float32,
@@ -239,11 +239,31 @@ def pairs(comm: Comm) -> dict[str, Any]:
 
 
 def crossed(comm: Comm) -> list[float]:
-    """Rows and columns of a 2 x 2 grid, members not in ascending order; sums over both."""
-    rows, columns = comm.split([[1, 0], [3, 2]]), comm.split([[0, 2], [1, 3]])
+    """Rows and columns of a 2 x 2 grid: the sums over both, one after the other, and the rank in the row."""
+    rows, columns = comm.split([[0, 1], [2, 3]]), comm.split([[0, 2], [1, 3]])
     value = torch.tensor([[10.0**comm.rank]])
     both = columns.all_reduce(rows.all_reduce(value))
     return [float(rows.all_reduce(value)), float(columns.all_reduce(value)), float(both), rows.rank]
+
+
+def descending(comm: Comm) -> Any:
+    """A group whose members do not stand in ascending order: ranks and rows in the order asked for, or a refusal."""
+    try:
+        group = comm.split([[1, 0], [3, 2]])
+    except ConfigError:
+        return "refused"
+    rows = group.all_gather_rows(torch.full((1, 1), comm.rank)).rows
+    scattered = group.reduce_scatter_rows(torch.arange(3.0).view(3, 1), [1, 2])
+    return group.rank, rows.flatten().tolist(), scattered.flatten().tolist()
+
+
+#: What `descending` may return on each of four ranks, unless all refuse.
+DESCENDING = [
+    (1, [1, 0], [2.0, 4.0]),
+    (0, [1, 0], [0.0]),
+    (1, [3, 2], [2.0, 4.0]),
+    (0, [3, 2], [0.0]),
+]
 
 
 def twice_the_same_group(comm: Comm) -> list[float]:

@@ -50,7 +50,7 @@ class Notebook:
         """A copy after `change(content)`, stored as `make notebooks` would store it."""
         content = copy.deepcopy(self.content)
         change(content)
-        return Notebook.parse(self.name, dumps(nbformat.from_dict(content)))
+        return Notebook.parse(self.name, dumps(normalise(nbformat.from_dict(content))))
 
     @property
     def cells(self) -> list[dict]:

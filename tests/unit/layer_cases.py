@@ -173,7 +173,9 @@ def differences(actual: list[torch.Tensor], expected: list[torch.Tensor], verdic
     found = []
     for rank, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            found.append(f"rank {rank}: {tuple(ours.shape)} {ours.dtype}, expected {tuple(theirs.shape)} {theirs.dtype}")
+            found.append(
+                f"rank {rank}: {tuple(ours.shape)} {ours.dtype}, expected {tuple(theirs.shape)} {theirs.dtype}"
+            )
             continue
         exact = verdict.exact and ours.dtype != torch.float64
         limit = TOLERANCE[ours.dtype] * max(1.0, float(theirs.abs().max()) if theirs.numel() else 1.0)

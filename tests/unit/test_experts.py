@@ -102,7 +102,9 @@ def test_any_width(hidden, inter, dtype):
     assert output.dtype == accumulator(dtype)
     expected = dense(rows, ids, routing, weights.w13, weights.w2)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
-    torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance * max(1.0, float(expected.abs().max())))
+    torch.testing.assert_close(
+        output.double(), expected, rtol=0, atol=tolerance * max(1.0, float(expected.abs().max()))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=["fp32", "fp64", "bf16"])

@@ -17,7 +17,19 @@ PACKAGE = Path(moe_course.__file__).parent
 HEAVY = {"transformers", "IPython", "matplotlib", "anywidget", "ipywidgets", "typer", "rich", "safetensors"}
 STAGES = ("router", "expert_map", "dispatch", "experts", "combine")
 SEEN_BY_STAGES = {*STAGES, "config", "errors", "rows"}
-LAYER = (*STAGES, "config", "rows", "errors", "parallel", "stages", "layer", "backends", "comm.base", "comm.sim", "comm.dist")
+LAYER = (
+    *STAGES,
+    "config",
+    "rows",
+    "errors",
+    "parallel",
+    "stages",
+    "layer",
+    "backends",
+    "comm.base",
+    "comm.sim",
+    "comm.dist",
+)
 
 
 def new_modules(statement: str) -> list[str]:
@@ -99,7 +111,9 @@ def test_backends_know_transports_by_their_contract():
 
 def test_a_forbidden_import_would_be_seen(tmp_path):
     file = tmp_path / "stage.py"
-    file.write_text("import torch\ndef late():\n    from transformers import AutoModel\n    import moe_course.comm.sim\n")
+    file.write_text(
+        "import torch\ndef late():\n    from transformers import AutoModel\n    import moe_course.comm.sim\n"
+    )
     names = imported_names(file)
     assert outside(names, {"torch", "moe_course"}) == {"transformers"}
     assert "moe_course.comm.sim" in names

@@ -61,7 +61,10 @@ def test_allgather_reducescatter_equals_the_oracle(ranks, experts, strategy, dty
     found = batches(ranks, placement, weights.config, dtype)
 
     def rank_function(comm):
-        layers = {shared: make_layer(weights, placement, comm, allgather_reducescatter, shared=shared) for shared in (True, False)}
+        layers = {
+            shared: make_layer(weights, placement, comm, allgather_reducescatter, shared=shared)
+            for shared in (True, False)
+        }
         outputs = {}
         for number, (name, batch) in enumerate(found.items()):
             layer, mine = layers[number % 2 == 0], comm.rank
@@ -156,9 +159,7 @@ def test_routed_half_takes_ids_directly(name):
 
 
 def k_order_reversed(dispatched, w13, w2, expert_map):
-    turned = replace(
-        dispatched, topk_ids=dispatched.topk_ids.flip(1), topk_weights=dispatched.topk_weights.flip(1)
-    )
+    turned = replace(dispatched, topk_ids=dispatched.topk_ids.flip(1), topk_weights=dispatched.topk_weights.flip(1))
     return local_experts(turned, w13, w2, expert_map)
 
 
@@ -260,9 +261,7 @@ def test_scale_applies_once_and_only_to_the_routed_part(name, shared, factor):
     )
     placement = make_placement(2, 4)
     rows = torch.ones(3, hidden)
-    outputs = run_threads(
-        2, lambda comm: make_layer(weights, placement, comm, BACKENDS[name], shared=shared)(rows)
-    )
+    outputs = run_threads(2, lambda comm: make_layer(weights, placement, comm, BACKENDS[name], shared=shared)(rows))
     for output in outputs:
         torch.testing.assert_close(output, factor * rows, rtol=0, atol=1e-5)
 
@@ -300,9 +299,7 @@ def test_idle_ranks_join_every_layer():
     alone, _ = run_threads(1, three_passes_alone, weights)[0]
     (first, calls), (second, other_calls) = run_threads(2, three_passes, weights, make_placement(2, 8))
     assert calls == other_calls
-    assert calls == [
-        (number, op) for number in [0, 1, 2] * 3 for op in ("all_gather_rows", "reduce_scatter_rows")
-    ]
+    assert calls == [(number, op) for number in [0, 1, 2] * 3 for op in ("all_gather_rows", "reduce_scatter_rows")]
     assert [rows.shape for rows in first] == [(3, 64), (0, 64), (0, 64)]
     assert [rows.shape for rows in second] == [(0, 64), (3, 64), (0, 64)]
     assert all(rows.dtype == torch.float32 for rows in first + second)
@@ -380,9 +377,7 @@ def test_a_stage_that_computes_something_else_changes_the_output():
     def nothing(dispatched, w13, w2, expert_map):
         return torch.zeros_like(dispatched.hidden_states)
 
-    outputs, _ = run_layer(
-        weights, make_placement(2, 8), batch, allgather_reducescatter, shared=False, experts=nothing
-    )
+    outputs, _ = run_layer(weights, make_placement(2, 8), batch, allgather_reducescatter, shared=False, experts=nothing)
     assert all(torch.equal(rows, torch.zeros_like(rows)) for rows in outputs)
 
 
@@ -398,7 +393,9 @@ def test_own_map_with_another_count_is_refused():
 def test_own_map_with_other_experts_is_refused():
     """As many experts as the placement says, but others: their rows would be dropped without a word."""
     weights = make_weights(make_config(8, 2, 64, 32), torch.float32)
-    stages = Stages(expert_map=lambda size, rank, experts, strategy: determine_expert_map(size, rank, experts, "round_robin"))
+    stages = Stages(
+        expert_map=lambda size, rank, experts, strategy: determine_expert_map(size, rank, experts, "round_robin")
+    )
     with pytest.raises(ConfigError):
         run_threads(
             2, lambda comm: make_layer(weights, make_placement(2, 8), comm, allgather_reducescatter, stages=stages)
@@ -536,7 +533,9 @@ def test_payload_in_the_ledger_is_the_bound_of_the_shape(name, dtype):
         mine = [part[comm.rank] for part in (batch.hidden_states, batch.topk_weights, batch.topk_ids)]
         layer = make_layer(weights, placement, comm, BACKENDS[name])
         dispatched = BACKENDS[name].dispatch(*mine, comm=comm, placement=placement)
-        BACKENDS[name].combine(layer.stages.experts(dispatched, layer.w13, layer.w2, layer.expert_map), dispatched, comm=comm)
+        BACKENDS[name].combine(
+            layer.stages.experts(dispatched, layer.w13, layer.w2, layer.expert_map), dispatched, comm=comm
+        )
         return comm.ledger.total().payload
 
     row, partial = (64 * one.itemsize for one in (dtype, accumulator(dtype)))

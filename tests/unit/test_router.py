@@ -187,7 +187,10 @@ def test_route_equals_hugging_face_through_the_gate(dtype):
     rows = torch.randn(50, 64, generator=torch.Generator().manual_seed(5)).to(dtype)
     router = hugging_face_router(16, 4, 4, 2, True, weights.gate.float(), weights.bias)
     _, their_weights, their_ids = router(rows)
-    ours, theirs = sorted_by_id(*route(rows, weights.gate, weights.bias, config)), sorted_by_id(their_weights, their_ids)
+    ours, theirs = (
+        sorted_by_id(*route(rows, weights.gate, weights.bias, config)),
+        sorted_by_id(their_weights, their_ids),
+    )
     assert torch.equal(ours[1], theirs[1])
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)
 
@@ -339,7 +342,10 @@ def test_routing_of_a_row_does_not_depend_on_its_batch(torch_threads, dtype):
     weights = make_weights(config, dtype)
     rows = torch.randn(37, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     together = route(rows, weights.gate, weights.bias, config)
-    alone = [torch.cat(parts) for parts in zip(*(route(row, weights.gate, weights.bias, config) for row in rows.split(1)), strict=True)]
+    alone = [
+        torch.cat(parts)
+        for parts in zip(*(route(row, weights.gate, weights.bias, config) for row in rows.split(1)), strict=True)
+    ]
     assert torch.equal(together[1], alone[1])
     if row_multiple(64, 10, torch.float32):
         assert torch.equal(together[0], alone[0])
