@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from moe_course.errors import VerificationFailed
 from moe_course.launch import die_with_parent
@@ -48,10 +47,10 @@ class Reference:
         self._folder = tempfile.TemporaryDirectory(prefix="moe-course-check-")
         folder = Path(self._folder.name)
         (folder / "request.json").write_text(json.dumps(request))
-        self._answer = folder / "answer.safetensors"
+        self._answer = folder / "answer.pt"
         script = Path(__file__).parent / "glm" / "hf_reference.py"
         self._process = subprocess.Popen(
-            [sys.executable, str(script), str(folder / "request.json"), str(self._answer)],
+            [sys.executable, "-P", str(script), str(folder / "request.json"), str(self._answer)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -65,7 +64,7 @@ class Reference:
         if self._process.returncode:
             last = (errors.strip().splitlines() or ["no message"])[-1]
             raise VerificationFailed(f"the reference process ended with {self._process.returncode}: {last}")
-        answer = load_file(self._answer)
+        answer = torch.load(self._answer, weights_only=True)
         self._folder.cleanup()
         return answer
 

@@ -2,7 +2,7 @@
 
 Imports torch and transformers and nothing of this package, so that no fault of ours can hide in it.
 
-    python hf_reference.py request.json answer.safetensors
+    python -P hf_reference.py request.json answer.pt
 """
 
 import json
@@ -10,9 +10,6 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
-
-NEIGHBOURS = "gap"  # gap between the last chosen and the first rejected expert, per row
 
 
 def choice_gap(gate, router_logits, top_k):
@@ -59,10 +56,10 @@ def answer(request):
         tensors[f"logits.{index}"] = logits[len(prompt) - 1 : len(prompt) - 1 + new].contiguous()
         for number, (gate, (router_logits, _, topk_ids)) in routed.items():
             tensors[f"topk_ids.{index}.{number}"] = topk_ids.int().sort(dim=-1).values.contiguous()
-            tensors[f"{NEIGHBOURS}.{index}.{number}"] = choice_gap(gate, router_logits, topk_ids.shape[1]).contiguous()
+            tensors[f"gap.{index}.{number}"] = choice_gap(gate, router_logits, topk_ids.shape[1]).contiguous()
     return tensors
 
 
 if __name__ == "__main__":
     with open(sys.argv[1]) as request_file:
-        save_file(answer(json.load(request_file)), sys.argv[2])
+        torch.save(answer(json.load(request_file)), sys.argv[2])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from moe_course import verify
 from moe_course.verify import compare
 
 PROMPT, TOKENS, LAYERS = [0, 5, 6], [7, 8], (1, 2)
@@ -79,3 +84,21 @@ def test_a_near_tie_does_not_excuse_what_came_before():
         logits[0, 0] = 1.0
 
     assert not run(change, gap=1e-6).equal
+
+
+def test_the_reference_shares_no_code_with_us():
+    """It imports torch, transformers and the standard library, so none of our faults can hide in it."""
+    source = (Path(verify.__file__).parent / "glm" / "hf_reference.py").read_text()
+    imported = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module.split(".")[0])
+    assert imported - set(sys.stdlib_module_names) == {"torch", "transformers"}
+
+
+def test_a_reference_that_cannot_run_says_why(tmp_path):
+    reference = verify.Reference({"model": str(tmp_path), "architecture": "GlmMoeDsaForCausalLM", "dtype": "float32"})
+    with pytest.raises(verify.VerificationFailed, match="reference process ended with 1"):
+        reference.finish()
