@@ -59,12 +59,15 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, needs to be at least 1")
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}, needs to be a whole number of at least 1")
         if self.num_experts_per_tok > self.n_routed_experts:
             raise ConfigError(
                 f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
             )
+        for name in ("n_group", "topk_group", "n_shared_experts", "vocab_size", "max_position_embeddings"):
+            if not isinstance(value := getattr(self, name), int) or value < 0:
+                raise ConfigError(f"{name} is {value!r}, needs to be a whole number")
         if self.n_group < 1 or self.n_routed_experts % self.n_group:
             raise ConfigError(f"n_group {self.n_group} does not divide n_routed_experts {self.n_routed_experts}")
         if not 1 <= self.topk_group <= self.n_group:
@@ -98,6 +101,8 @@ class MoEConfig:
         """Read a GLM / DeepSeek-V3 style config: a path to a JSON file, or the parsed dictionary."""
         raw = source if isinstance(source, dict) else _read(Path(source))
         layers = _require(raw, "num_hidden_layers")
+        if not isinstance(layers, int) or layers < 1:
+            raise ConfigError(f"num_hidden_layers is {layers!r}, needs to be a whole number of at least 1")
         scoring_func, bias = _routing(raw)
         quantization = raw.get("quantization_config")
         return cls(
@@ -110,7 +115,7 @@ class MoEConfig:
             n_group=_optional(raw, "n_group", 1),
             topk_group=_optional(raw, "topk_group", 1),
             norm_topk_prob=_optional(raw, "norm_topk_prob", True),
-            routed_scaling_factor=float(_optional(raw, "routed_scaling_factor", 1.0)),
+            routed_scaling_factor=_number(raw, "routed_scaling_factor", 1.0),
             scoring_func=scoring_func,
             has_correction_bias=bias,
             intermediate_size=_optional(raw, "intermediate_size", 0),
@@ -153,6 +158,13 @@ def _require(raw: dict[str, Any], *names: str) -> Any:
 
 def _optional(raw: dict[str, Any], name: str, default: Any) -> Any:
     return default if raw.get(name) is None else raw[name]
+
+
+def _number(raw: dict[str, Any], name: str, default: float) -> float:
+    value = _optional(raw, name, default)
+    if not isinstance(value, int | float):
+        raise ConfigError(f"{name} is {value!r}, needs to be a number")
+    return float(value)
 
 
 def _first(value: int | list[int]) -> int:

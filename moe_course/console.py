@@ -87,7 +87,7 @@ def print_result(result: dict, console: Console | None = None) -> None:
     console = console or Console()
     console.print(_rank_table(result))
     for prompt in result["prompts"]:
-        body = Text(prompt["prompt"], style="dim") + Text(prompt["text"], style="bold")
+        body = Text.assemble((prompt["prompt"], "dim"), (prompt["text"], "bold"))
         title = f"prompt {result['prompts'].index(prompt)} · rank {prompt['dp_rank']}"
         mark = {True: " · as the reference", False: " · NOT as the reference", None: ""}[prompt["matches_reference"]]
         console.print(Panel(body, title=title + mark, title_align="left", border_style="cyan"))

@@ -129,9 +129,10 @@ def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
         hf_config = model_class.config_class.from_dict(raw)
         with torch.device("meta"):
             return model_class(hf_config)
-    except (TypeError, ValueError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+    except Exception as error:  # whatever transformers makes of a config it cannot use
+        reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"{folder}: transformers cannot build {config.architecture} from this config: {error}"
+            f"{folder}: transformers cannot build {config.architecture} from this config: {reason}"
         ) from None
 
 

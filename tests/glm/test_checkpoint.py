@@ -183,6 +183,8 @@ def test_a_tensor_in_two_shards(model_dir):
         ({"quantization_config": {"quant_method": "fp8"}}, CheckpointError, "quantised checkpoint (fp8)"),
         ({"scoring_func": "relu"}, ConfigError, "relu"),
         ({"hidden_act": "gelu"}, ConfigError, "gelu"),
+        ({"hidden_size": "64"}, ConfigError, "hidden_size is '64'"),
+        ({"kv_lora_rank": "many"}, ConfigError, "transformers cannot build"),
     ],
 )
 def test_a_config_that_does_not_fit(model_dir, changes, error, says):
