@@ -151,7 +151,8 @@ def _verdict_line(result: dict) -> Text:
             f"topk_ids of {result['routed_rows_compared']:,} routed rows equal the untouched Hugging Face model"
         )
         if result["near_ties"]:
-            detail += f", but for {_count(len(result['near_ties']), 'near tie')}"
+            after = _count(result["rows_after_near_ties"], "row")
+            detail += f", but for {_count(len(result['near_ties']), 'near tie')} and {after} behind it"
     elif verdict == "reported":
         same = sum(bool(prompt["matches_reference"]) for prompt in result["prompts"])
         detail = (

@@ -29,7 +29,7 @@ GRACE_S = 3.0  # between TERM and KILL
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass
+@dataclass(repr=False)
 class RunResult:
     """How a launch ended.
 
@@ -48,6 +48,10 @@ class RunResult:
     events: list[dict] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     wall_s: float = 0.0
+
+    def __repr__(self) -> str:
+        verdict = self.result["verdict"] if self.result else None
+        return f"RunResult(returncode={self.returncode}, verdict={verdict!r}, error={self.error!r})"
 
 
 def emit(event: str, **fields) -> None:

@@ -247,7 +247,7 @@ def _result(options, config, plan, tokenizer, prompts, everybody, reference, fac
         "backend": plan.backend.name,
         "transport": facts["transport"],
         "plan": plan.as_dict(),
-        "ranks": [_rank_row(part, plan, ledger) for part in everybody],
+        "ranks": [_rank_row(part, plan) for part in everybody],
         "prompts": [
             {
                 "prompt": options.prompts[i],
@@ -263,7 +263,8 @@ def _result(options, config, plan, tokenizer, prompts, everybody, reference, fac
         "topk_ids_equal": comparison.topk_ids_equal if comparison else None,
         "routed_rows_compared": comparison.rows_compared if comparison else None,
         "near_ties": comparison.near_ties if comparison else [],
-        "rows": {"sent": total.rows, "received": total.rows},
+        "rows_after_near_ties": comparison.excused if comparison else None,
+        "rows": {"sent": total.rows, "received": ledger.rows_received},
         "bytes": {"payload": total.payload, "padding": total.padding, "metadata": total.metadata},
         "bound": {"payload": bound, "ratio": total.payload / bound if bound else None},
         "ledger": ledger.as_rows(),
@@ -294,10 +295,8 @@ def _verdict(comparison, dtype) -> str:
     return "equal" if comparison.equal else "different"
 
 
-def _rank_row(part: dict, plan, ledger) -> dict:
+def _rank_row(part: dict, plan) -> dict:
     rank = part["rank"]
-    sent = sum(entry.rows for (_, _, src, _), entry in ledger.entries.items() if src == rank)
-    received = sum(entry.rows for (_, _, _, dst), entry in ledger.entries.items() if dst == rank)
     return {
         "rank": rank,
         "dp": rank,
@@ -311,8 +310,8 @@ def _rank_row(part: dict, plan, ledger) -> dict:
         "bytes_read": part["report"].bytes_read,
         "bytes_skipped": part["report"].bytes_skipped,
         "tensors_ignored": part["report"].ignored,
-        "rows_sent": sent,
-        "rows_received": received,
+        "rows_sent": part["ledger"].total().rows,
+        "rows_received": part["ledger"].rows_received,
         "peak_rss": part["peak_rss"],
     }
 

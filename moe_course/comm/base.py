@@ -79,7 +79,7 @@ class Comm(ABC):
         received = [int(counts[source, self.rank]) for source in range(self.world_size)]
         self._record("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
         packed = self._all_gather(send, [n * send.shape[1] for n in received])
-        return _unpack(packed, rows, metadata, received)
+        return self._received(packed, rows, metadata, received)
 
     def all_to_all_rows(
         self,
@@ -122,7 +122,7 @@ class Comm(ABC):
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
         send = _pack(mine, (), self.rank)
         packed = self._all_gather(send, [n * send.shape[1] for n in counts])
-        return _unpack(packed, mine, (), counts).rows
+        return self._received(packed, mine, (), counts).rows
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -167,7 +167,8 @@ class Comm(ABC):
         mine = int(agreed[self.rank, self.rank])
         self._record(op, rows, (), counts)
         packed = self._all_to_all(_pack(rows, (), self.rank), counts, [mine] * self.world_size)
-        parts = _unpack(packed, rows, (), [mine] * self.world_size).rows.view(self.world_size, mine, *rows.shape[1:])
+        received = self._received(packed, rows, (), [mine] * self.world_size)
+        parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
         total = parts[0].clone()
         for part in parts[1:]:  # rank order: the same bits on every run and every transport
             total += part
@@ -209,33 +210,42 @@ class Comm(ABC):
 
     def _compare(self, messages: torch.Tensor, op: str, same_counts: bool) -> None:
         """Raise the same ExchangeMismatch on all ranks if any two messages disagree."""
-        size, table = self.world_size, messages.tolist()
-        for column, field in enumerate(FIELDS):
-            for peer in range(1, size):
-                if table[peer][column] != table[0][column]:
-                    values = [_readable(field, table[rank][column]) for rank in (0, peer)]
-                    self._mismatch(table[0], field, f"rank 0 has {values[0]}, rank {peer} has {values[1]}")
-        first = len(FIELDS) + 1
-        for source, row in enumerate(table):
-            counts = row[first : first + size]
-            if op != "all_gather_rows" and _rows_from_counts(op, counts) not in (None, row[first - 1]):
-                detail = f"rank {source} has {row[first - 1]} rows and announces {sum(counts)} in its counts {counts}"
-                self._mismatch(row, "rows", detail)
-            if same_counts and counts != table[0][first : first + size]:
-                detail = f"rank 0 has counts {table[0][first : first + size]}, rank {source} has {counts}"
-                self._mismatch(row, "rows", detail)
-            for destination in range(size):
-                wanted = table[destination][first + size + source]
-                if wanted not in (UNKNOWN, counts[destination]):
-                    sent = counts[destination]
-                    detail = f"rank {source} sends {sent} rows to rank {destination}, which expects {wanted}"
-                    self._mismatch(row, "rows", detail)
+        size, fields = self.world_size, len(FIELDS)
+        header, rows = messages[:, :fields], messages[:, fields]
+        counts, wanted = messages[:, fields + 1 : fields + 1 + size], messages[:, fields + 1 + size :]
+        for column in (header != header[0]).any(dim=0).nonzero().flatten().tolist():
+            peer = int((header[:, column] != header[0, column]).nonzero()[0])
+            field = FIELDS[column]
+            values = [_readable(field, int(header[rank, column])) for rank in (0, peer)]
+            self._mismatch(header[0], field, f"rank 0 has {values[0]}, rank {peer} has {values[1]}")
+        if op in ("reduce_scatter_rows", "all_to_all_rows"):
+            for rank in (counts.sum(dim=1) != rows).nonzero().flatten().tolist():
+                announced = counts[rank].tolist()
+                detail = (
+                    f"rank {rank} has {int(rows[rank])} rows and announces {sum(announced)} in its counts {announced}"
+                )
+                self._mismatch(header[0], "rows", detail)
+        if same_counts:
+            for rank in (counts != counts[0]).any(dim=1).nonzero().flatten().tolist():
+                detail = f"rank 0 has counts {counts[0].tolist()}, rank {rank} has {counts[rank].tolist()}"
+                self._mismatch(header[0], "rows", detail)
+        for rank, source in ((wanted != UNKNOWN) & (wanted != counts.T)).nonzero().tolist():
+            sent, expected = int(counts[source, rank]), int(wanted[rank, source])
+            detail = f"rank {source} sends {sent} rows to rank {rank}, which expects {expected}"
+            self._mismatch(header[0], "rows", detail)
 
-    def _mismatch(self, header: list[int], field: str, detail: str) -> None:
+    def _mismatch(self, header: torch.Tensor, field: str, detail: str) -> None:
+        number, op, layer, step = header[:4].tolist()
         raise ExchangeMismatch(
-            f"{OPS[header[1]]} #{header[0]} (layer {header[2]}, step {header[3]}): {field} differ: {detail}; "
+            f"{OPS[op]} #{number} (layer {layer}, step {step}): {field} differ: {detail}; "
             "every rank must make the same calls in the same order with the same shapes"
         )
+
+    def _received(
+        self, packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]
+    ) -> Rows:
+        self.ledger.rows_received += len(packed) - counts[self.rank]
+        return _unpack(packed, rows, metadata, counts)
 
     def _record(
         self, op: str, rows: torch.Tensor, metadata: Sequence[torch.Tensor], send_counts: Sequence[int]
@@ -245,10 +255,6 @@ class Comm(ABC):
             if peer != self.rank and n:
                 entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
                 self.ledger.add(op, self.layer, self.rank, peer, entry)
-
-
-def _rows_from_counts(op: str, counts: list[int]) -> int | None:
-    return sum(counts) if op in ("reduce_scatter_rows", "all_to_all_rows") else None
 
 
 def _readable(field: str, value: int) -> str:

@@ -30,10 +30,14 @@ class Entry:
 
 
 class Ledger:
-    """Entries by `(op, layer, src, dst)`. A rank writes what it sends, so `src` is its own rank."""
+    """Entries by `(op, layer, src, dst)`. A rank writes what it sends, so `src` is its own rank.
+
+    `rows_received` is counted by the receiver, from what arrived: over all ranks it must equal the rows sent.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int, int, int], Entry] = defaultdict(Entry)
+        self.rows_received = 0
 
     def add(self, op: str, layer: int, src: int, dst: int, entry: Entry) -> None:
         self.entries[op, layer, src, dst].add(entry)
@@ -56,6 +60,7 @@ class Ledger:
         """One ledger of all ranks."""
         merged = cls()
         for ledger in ledgers:
+            merged.rows_received += ledger.rows_received
             for key, entry in ledger.entries.items():
                 merged.entries[key].add(entry)
         return merged

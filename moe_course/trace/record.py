@@ -115,4 +115,5 @@ class Recorder:
             parts["send_row"].append(entry["send_row"][rows, ks])
             parts["receive_row"].append(entry["receive_row"][rows, ks])
             parts["via_rank"].append(torch.full_like(rows, -1))
-        return {name: torch.cat(parts[name]) if parts[name] else torch.empty(0) for name in COLUMNS}
+        empty = {name: torch.empty(0, dtype=torch.int64) for name in COLUMNS} | {"weight": torch.empty(0)}
+        return {name: torch.cat(parts[name]) if parts[name] else empty[name] for name in COLUMNS}
