@@ -131,15 +131,22 @@ class Comm(ABC):
     def split(self, groups: Sequence[Sequence[int]]) -> Comm:
         """The sub-group that contains this rank. All ranks pass the same groups in the same order.
 
+        Args:
+            groups: lists of ranks, rising; every rank is in exactly one. Otherwise all ranks raise ConfigError.
+
         The sub-group shares this ledger, in its own rank numbers.
         """
-        shape = [len(groups), *(rank for group in groups for rank in group)]
-        token = torch.empty(0, hash(tuple(shape)) % (1 << 62), dtype=torch.uint8)
-        self._agree("split", token, (), [0] * self.world_size)
-        mine = [list(group) for group in groups if self.rank in group]
-        if len(mine) != 1:
-            raise ConfigError(f"rank {self.rank} is in {len(mine)} of the groups {groups}, needs to be in one")
-        return self._subgroup([list(group) for group in groups], mine[0])
+        groups = [list(group) for group in groups]
+        partition = sorted(rank for group in groups for rank in group) == list(range(self.world_size))
+        valid = partition and all(group == sorted(group) for group in groups)
+        number = {rank: index for index, group in enumerate(groups) for rank in group}
+        numbers = [number[rank] if valid else UNKNOWN for rank in range(self.world_size)]
+        self._agree("split", torch.empty(0, 0, dtype=torch.uint8), (), numbers, same_counts=True)
+        if not valid:  # on all ranks, as they have just agreed
+            raise ConfigError(
+                f"groups {groups}: every rank below {self.world_size} needs to be in one, in rising order"
+            )
+        return self._subgroup(groups, groups[number[self.rank]])
 
     # -- what a transport implements ----------------------------------------------------------------------------
 
@@ -227,8 +234,9 @@ class Comm(ABC):
                 self._mismatch(header[0], "rows", detail)
         if same_counts:
             for rank in (counts != counts[0]).any(dim=1).nonzero().flatten().tolist():
-                detail = f"rank 0 has counts {counts[0].tolist()}, rank {rank} has {counts[rank].tolist()}"
-                self._mismatch(header[0], "rows", detail)
+                what = "group numbers" if op == "split" else "counts"
+                detail = f"rank 0 has {what} {counts[0].tolist()}, rank {rank} has {what} {counts[rank].tolist()}"
+                self._mismatch(header[0], "groups" if op == "split" else "rows", detail)
         for rank, source in ((wanted != UNKNOWN) & (wanted != counts.T)).nonzero().tolist():
             sent, expected = int(counts[source, rank]), int(wanted[rank, source])
             detail = f"rank {source} sends {sent} rows to rank {rank}, which expects {expected}"

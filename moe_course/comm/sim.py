@@ -95,6 +95,20 @@ class SimComm(Comm):
         return SimComm(board, mine.index(self.rank), self.ledger)
 
 
+_GRACE_S = 0.5  # how long other ranks may still report after the first has failed
+
+
+def _wait(threads: list[threading.Thread], errors: list[BaseException | None]) -> None:
+    """Until all threads have ended, or one has failed and the others had their chance; a busy one is left alone."""
+    deadline = None
+    while any(thread.is_alive() for thread in threads):
+        if deadline is None and any(error is not None for error in errors):
+            deadline = time.monotonic() + _GRACE_S
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        next(thread for thread in threads if thread.is_alive()).join(0.02)
+
+
 def run_threads(world_size: int, fn: Callable[..., Any], *args: Any, timeout: float = 30) -> list[Any]:
     """Run `fn(comm, *args)` on `world_size` ranks at once and return their results in rank order.
 
@@ -123,8 +137,7 @@ def run_threads(world_size: int, fn: Callable[..., Any], *args: Any, timeout: fl
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    _wait(threads, errors)
     failed = [rank for rank in range(world_size) if errors[rank] is not None]
     if failed:
         first = min(failed, key=lambda rank: (isinstance(errors[rank], RankLost), rank))
