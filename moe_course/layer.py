@@ -18,8 +18,12 @@ from moe_course.config import MoEConfig
 from moe_course.dispatch import Dispatched
 from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import Placement
+from moe_course.experts import grouped_swiglu
+from moe_course.router import route
 from moe_course.rows import RowInvariance, padded_linear, row_invariance
 from moe_course.stages import Stages
+
+PROBE_ROWS = 300  # batch that single rows are compared with when the layer is probed
 
 
 class MoELayer(nn.Module):
@@ -103,13 +107,30 @@ class MoELayer(nn.Module):
         return padded_linear(F.silu(gate) * up, w2)
 
     def row_invariance(self) -> RowInvariance:
-        """Does this machine give a row the same bits in every batch, for the products of this layer?"""
+        """Does this machine give a row the same bits in every batch of this layer?
+
+        Asks for each of its products, then tries the router and one expert as a whole: activations count, too.
+        """
         shapes = [(self.w13.shape[2], self.w13.shape[1]), (self.w2.shape[2], self.w2.shape[1])]
         if self.shared is not None:
             shapes += [(w.shape[1], w.shape[0]) for w in self.shared]
         gate = row_invariance([(self.gate_weight.shape[1], len(self.gate_weight))], torch.float32, self.w13.device)
         experts = row_invariance(shapes, self.w13.dtype, self.w13.device)
-        return gate if not gate.exact else experts
+        if not (gate.exact and experts.exact):
+            return experts if gate.exact else gate
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(PROBE_ROWS, self.config.hidden_size, generator=generator).to(self.w13.dtype)
+        whole = self._probe(rows)
+        for n in (1, 3, PROBE_ROWS // 3):
+            if not all(torch.equal(part, all_[:n]) for part, all_ in zip(self._probe(rows[:n]), whole, strict=True)):
+                return RowInvariance(False, experts.multiple, f"{n} rows give other bits than {PROBE_ROWS} on this CPU")
+        return experts
+
+    def _probe(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        counts = torch.tensor([len(rows)])
+        found = list(route(rows, self.gate_weight, self.bias, self.config))
+        found.append(grouped_swiglu(rows, counts, self.w13[:1], self.w2[:1]))
+        return found if self.shared is None else [*found, self.shared_expert(rows)]
 
     def _emit(self, stage: str, **tensors: Any) -> None:
         if self.on_event is not None:
@@ -125,12 +146,21 @@ class MoELayer(nn.Module):
             raise ConfigError(
                 f"rank {rank}: expert_map says {num_local} local experts, placement says {placement.num_local(rank)}"
             )
+        mine = placement.experts_of(rank)
+        if self.expert_map is not None and self.expert_map.cpu()[mine].tolist() != placement.local[mine].tolist():
+            raise ConfigError(f"rank {rank}: expert_map does not give the experts {mine} of the placement their rows")
         inter, hidden = config.moe_intermediate_size, config.hidden_size
         expected = {
             "gate_weight": (self.gate_weight, (config.n_routed_experts, hidden)),
             "w13": (self.w13, (num_local, 2 * inter, hidden)),
             "w2": (self.w2, (num_local, hidden, inter)),
         }
+        if self.bias is not None:
+            expected["bias"] = (self.bias, (config.n_routed_experts,))
+        if self.shared is not None:
+            width = self.shared[1].shape[-1]
+            expected["shared w13"] = (self.shared[0], (2 * width, hidden))
+            expected["shared w2"] = (self.shared[1], (hidden, width))
         for name, (tensor, shape) in expected.items():
             if tuple(tensor.shape) != shape:
                 raise CheckpointError(f"rank {rank}: {name} has shape {tuple(tensor.shape)}, expected {shape}")

@@ -121,12 +121,22 @@ def moe_parallel(
 
 def make_plan(parallel: ParallelConfig, config: MoEConfig) -> Plan:
     """Decide everything from the flags and the model. Raises ConfigError, BackendUnavailable."""
+    if parallel.data_parallel_size > 1 and parallel.prefill_context_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size {parallel.data_parallel_size} with prefill_context_parallel_size "
+            f"{parallel.prefill_context_parallel_size}: use one of them, as in vLLM (platforms/cuda.py)"
+        )
     moe = moe_parallel(
         parallel.tensor_parallel_size,
         parallel.data_parallel_size,
         parallel.prefill_context_parallel_size,
         enable_expert_parallel=parallel.enable_expert_parallel,
     )
+    if config.moe_intermediate_size % moe.tp_size:
+        raise ConfigError(
+            f"moe_intermediate_size {config.moe_intermediate_size} cannot be cut into {moe.tp_size} equal parts; "
+            "enable expert parallelism, or use a number of ranks that divides it"
+        )
     backend = select(parallel.all2all_backend, use_all2all=moe.use_all2all)
     placement = resolve_placement(
         parallel.expert_placement_strategy,

@@ -36,7 +36,7 @@ DTYPES = (
     torch.bool,
 )
 #: Fields every rank must agree on, in the order in which they are compared.
-FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "metadata bytes")
+FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "metadata bytes", "metadata dtypes")
 UNKNOWN = -1  # "no rows expected" in a message
 
 
@@ -194,26 +194,33 @@ class Comm(ABC):
         size = self.world_size
         if len(send_counts) != size or len(receive_counts or send_counts) != size:
             raise ConfigError(f"rank {self.rank}: {op} needs one count for each of the {size} ranks")
-        self._op_number += 1
         header = [
-            self._op_number,
+            self._op_number + 1,
             OPS.index(op),
             self.layer,
             self.step,
-            DTYPES.index(rows.dtype),
+            self._dtype_code(rows),
             rows.shape[1:].numel(),
             sum(_row_bytes(tensor) for tensor in metadata),
+            sum((self._dtype_code(tensor) + 1) << (4 * place) for place, tensor in enumerate(metadata)),
         ]
         expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
+        self._op_number += 1
         message = torch.tensor([*header, len(rows), *send_counts, *expected], dtype=torch.int64)
         what = f"{op} #{self._op_number} (layer {self.layer}, step {self.step})"
-        messages = self._exchange(message, what)  # [R, 8 + 2R]
+        messages = self._exchange(message, what)  # [R, 9 + 2R]
         for peer in range(size):
             if peer != self.rank:
                 entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
                 self.ledger.add(op, self.layer, self.rank, peer, entry)
         self._compare(messages, op, same_counts)
         return messages[:, len(header) + 1 : len(header) + 1 + size]
+
+    def _dtype_code(self, tensor: torch.Tensor) -> int:
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(_name(dtype) for dtype in DTYPES)
+            raise ConfigError(f"rank {self.rank}: {_name(tensor.dtype)} rows cannot travel, these can: {known}")
+        return DTYPES.index(tensor.dtype)
 
     def _compare(self, messages: torch.Tensor, op: str, same_counts: bool) -> None:
         """Raise the same ExchangeMismatch on all ranks if any two messages disagree."""
@@ -269,8 +276,14 @@ def _readable(field: str, value: int) -> str:
     if field == "op":
         return OPS[value] if 0 <= value < len(OPS) else str(value)
     if field == "dtype":
-        return str(DTYPES[value]).removeprefix("torch.")
+        return _name(DTYPES[value])
+    if field == "metadata dtypes":  # one hexadecimal digit each, 0 for none
+        return ", ".join(_name(DTYPES[int(digit, 16) - 1]) for digit in reversed(f"{value:x}")) if value else "none"
     return str(value)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm
-from moe_course.errors import BackendUnavailable, ExchangeTimeout, RankLost
+from moe_course.errors import BackendUnavailable, ExchangeTimeout, MoECourseError, RankLost
 
 
 class DistComm(Comm):
@@ -71,16 +71,26 @@ class DistComm(Comm):
                 ops.append(dist.P2POp(dist.isend, send[peer], self._ranks[peer], group))
         if not ops:
             return
-        with self._errors(ops[0].peer):
-            works = dist.batch_isend_irecv(ops)
-        if len(works) != len(ops):  # NCCL coalesces them into one
+        if dist.get_backend(group) == "nccl":  # coalesced into one
             with self._errors(None):
-                for work in works:
+                for work in dist.batch_isend_irecv(ops):
                     work.wait()
             return
-        for op, work in zip(ops, works, strict=True):
-            with self._errors(op.peer):
-                work.wait()
+        works, failures = [], []
+        for op in ops:  # a dead peer must not keep the others from getting what they wait for
+            try:
+                with self._errors(op.peer):
+                    works.append((op, op.op(op.tensor, op.peer, group=op.group)))
+            except MoECourseError as error:
+                failures.append(error)
+        for op, work in works:
+            try:
+                with self._errors(op.peer):
+                    work.wait()
+            except MoECourseError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]  # the later ones follow from it
 
     def _errors(self, peer: int | None) -> _NamedErrors:
         return _NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout)

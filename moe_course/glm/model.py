@@ -24,6 +24,16 @@ from moe_course.layer import MoELayer
 from moe_course.parallel import Plan
 from moe_course.stages import Stages
 
+#: Routing fields that this package and transformers read from the same file.
+READ_BY_BOTH = (
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "n_shared_experts",
+)
 ARCHITECTURES = ("GlmMoeDsaForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
 
 
@@ -128,12 +138,30 @@ def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
     try:
         hf_config = model_class.config_class.from_dict(raw)
         with torch.device("meta"):
-            return model_class(hf_config)
+            shell = model_class(hf_config)
     except Exception as error:  # whatever transformers makes of a config it cannot use
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"{folder}: transformers cannot build {config.architecture} from this config: {reason}"
         ) from None
+    _check_same_reading(folder, config, shell)
+    return shell
+
+
+def _check_same_reading(folder: Path, config: MoEConfig, shell: nn.Module) -> None:
+    """Absent keys have other defaults in transformers than in vLLM: what is read two ways must be written down."""
+    for name in READ_BY_BOTH:
+        ours, theirs = getattr(config, name), getattr(shell.config, name, None)
+        if theirs is not None and ours != theirs:
+            raise ConfigError(
+                f"{folder}: config.json leaves {name} open; it is {ours} here and {theirs} in transformers"
+            )
+    sparse = tuple(i for i, layer in enumerate(shell.model.layers) if hasattr(layer.mlp, "gate"))
+    if sparse != config.sparse_layers:
+        raise ConfigError(
+            f"{folder}: config.json leaves the sparse layers open; they are {list(config.sparse_layers)} here and "
+            f"{list(sparse)} in transformers; add mlp_layer_types or first_k_dense_replace"
+        )
 
 
 def _read_layer(reader, config, number, comm, plan, dtype, device, stages, on_event) -> MoELayer:

@@ -141,6 +141,12 @@ def _missing_metadata(comm: Comm, odd: bool) -> None:
     comm.all_to_all_rows(torch.zeros(2, 4), [2] + [0] * (comm.world_size - 1), *([] if odd else [ids]))
 
 
+def _metadata_dtypes(comm: Comm, odd: bool) -> None:
+    """Ids where the others have weights: the same bytes, another meaning."""
+    ids, weights = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3)
+    comm.all_gather_rows(torch.zeros(2, 4), *((weights, ids) if odd else (ids, weights)))
+
+
 def _too_few_rows(comm: Comm, odd: bool) -> None:
     counts = [11] * comm.world_size
     comm.reduce_scatter_rows(torch.zeros(sum(counts) - 10 * odd, 4), counts)
@@ -181,6 +187,11 @@ MISMATCHES: dict[str, tuple[Callable[[Comm, bool], None], str, tuple[str, ...]]]
     "dtype": (_dtype, "dtype", ("rank 0 has float32", "rank {last} has int32")),
     "width": (_width, "width", ("rank 0 has 34", "rank {last} has 35")),
     "metadata": (_metadata, "metadata bytes", ("rank 0 has 12", "rank {last} has 24")),
+    "metadata dtypes": (
+        _metadata_dtypes,
+        "metadata dtypes",
+        ("rank 0 has int32, float32", "rank {last} has float32, int32"),
+    ),
     "missing metadata": (_missing_metadata, "metadata bytes", ("rank 0 has 24", "rank {last} has 0")),
     "rows and counts": (_too_few_rows, "rows", ("rank {last} has {short} rows", "announces {long}")),
     "counts": (_counts, "rows", ("rank 0 has", "[3, 3", "rank {last} has", "[1, 5")),

@@ -227,8 +227,8 @@ def test_results_come_in_rank_order_and_arguments_are_passed():
 
 
 def header_bytes(ranks: int) -> int:
-    """Seven fields, the row count, and for each rank one count sent and one expected; eight bytes each."""
-    return 8 * (7 + 1 + 2 * ranks)
+    """Eight fields, the row count, and for each rank one count sent and one expected; eight bytes each."""
+    return 8 * (8 + 1 + 2 * ranks)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

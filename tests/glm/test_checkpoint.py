@@ -183,6 +183,8 @@ def test_a_tensor_in_two_shards(model_dir):
         ({"quantization_config": {"quant_method": "fp8"}}, CheckpointError, "quantised checkpoint (fp8)"),
         ({"scoring_func": "relu"}, ConfigError, "relu"),
         ({"hidden_act": "gelu"}, ConfigError, "gelu"),
+        ({"routed_scaling_factor": None}, ConfigError, "routed_scaling_factor open; it is 1.0 here and 2.5"),
+        ({"first_k_dense_replace": None, "mlp_layer_types": None}, ConfigError, "sparse layers open"),
         ({"hidden_size": "64"}, ConfigError, "hidden_size is '64'"),
         ({"kv_lora_rank": "many"}, ConfigError, "transformers cannot build"),
     ],
