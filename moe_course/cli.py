@@ -6,7 +6,7 @@ Flags are vLLM's where vLLM has them. Errors are one line on stderr. Exit codes:
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import sys
 from enum import StrEnum
@@ -17,7 +17,7 @@ import typer
 
 from moe_course.config import MoEConfig
 from moe_course.errors import MoECourseError
-from moe_course.options import DEFAULT_PROMPTS, TINY, RunOptions, read_prompts
+from moe_course.options import DEFAULT_PROMPTS, TINY, RunOptions, read_prompts, started_by_torchrun
 
 app = typer.Typer(
     add_completion=False,
@@ -141,7 +141,7 @@ def run(
         timeout=timeout,
         exchange_timeout=exchange_timeout,
     )
-    if "RANK" in os.environ:  # torchrun started us: this is a rank
+    if started_by_torchrun():  # this is a rank
         from moe_course.run import rank_main
 
         return rank_main(options)
@@ -201,7 +201,8 @@ def _launch(options: RunOptions) -> int:
         if options.json_file and ended.result is None:
             from moe_course.run import SCHEMA, write_json
 
-            write_json(options.json_file, {"schema": SCHEMA, "error": ended.error, "verdict": "failed"})
+            with contextlib.suppress(MoECourseError):  # that may be what failed
+                write_json(options.json_file, {"schema": SCHEMA, "error": ended.error, "verdict": "failed"})
     return ended.returncode
 
 

@@ -59,7 +59,7 @@ class RunOptions:
                 raise ConfigError(f"{name} is {value}, needs to be at least 1")
         if asked is not None and dp is not None and asked != dp:
             raise ConfigError(f"--world-size {asked} is not --data-parallel-size {dp}; give one of them")
-        started = os.environ.get("WORLD_SIZE") if "RANK" in os.environ else None
+        started = os.environ["WORLD_SIZE"] if started_by_torchrun() else None
         wanted = asked or dp
         if started is not None and wanted is not None and int(started) != wanted:
             raise ConfigError(f"torchrun started {started} ranks, the options ask for {wanted}")
@@ -99,6 +99,13 @@ class RunOptions:
         for name, path in (("--json", self.json_file), ("--trace", self.trace)):
             if path is not None and not path.parent.is_dir():
                 raise ConfigError(f"{name} {path}: folder {path.parent} does not exist")
+            if path is not None and not os.access(path if path.is_dir() else path.parent, os.W_OK):
+                raise ConfigError(f"{name} {path}: cannot write there")
+
+
+def started_by_torchrun() -> bool:
+    """Is this process a rank? A stray RANK from some other tool is not enough."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_course.config import MoEConfig
-from moe_course.errors import BackendUnavailable, MoECourseError, RankLost, VerificationFailed
+from moe_course.errors import BackendUnavailable, ConfigError, MoECourseError, RankLost, VerificationFailed
 from moe_course.launch import EVENTS_ENV, RESULT_ENV, die_with_parent, emit
 from moe_course.options import RunOptions
 from moe_course.tokenizer import load_tokenizer
@@ -39,7 +40,8 @@ def rank_main(options: RunOptions) -> int:
         emit("error", kind=type(error).__name__, message=message[:1500], exit_code=error.exit_code)
         print(f"error: rank {rank}: {message}", file=sys.stderr, flush=True)
         if rank == 0 and options.json_file and not isinstance(error, VerificationFailed):
-            write_json(options.json_file, {"schema": SCHEMA, "error": f"rank {rank}: {message}", "verdict": "failed"})
+            with contextlib.suppress(ConfigError):  # that may be what failed
+                write_json(options.json_file, {"schema": SCHEMA, "error": f"rank 0: {message}", "verdict": "failed"})
         if isinstance(error, RankLost):
             time.sleep(_WAIT_FOR_AGENT_S)
         return error.exit_code
@@ -329,10 +331,13 @@ def _publish(options: RunOptions, result: dict) -> None:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write atomically: readers see the old file or the whole new one."""
+    """Write atomically: readers see the old file or the whole new one. Raises ConfigError if that is impossible."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _write_trace(options: RunOptions, rank: int, comm, recorder, model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from moe_course.tokenizer import ByteTokenizer, load_tokenizer
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
 
@@ -32,7 +33,9 @@ def test_world_size_is_asked_for_or_one_per_gpu_or_four(monkeypatch):
 
 def test_torchrun_decides_and_contradictions_are_named(monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert RunOptions().resolved_world_size() == 4  # some other tool's variable
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     assert RunOptions().resolved_world_size() == 2
     with pytest.raises(ConfigError, match="started 2 ranks, the options ask for 3"):
         RunOptions(world_size=3).resolved_world_size()
@@ -43,6 +46,13 @@ def test_the_context_is_checked_with_both_numbers():
     RunOptions(max_new_tokens=12).check_against(config, [500])
     with pytest.raises(ConfigError, match=r"prompt 1 has 500 tokens, with 13 new ones 513: more than .* 512"):
         RunOptions(max_new_tokens=13).check_against(config, [1, 500])
+
+
+@pytest.mark.parametrize("option", ["json_file", "trace"])
+def test_where_nothing_can_be_written_is_said_before_the_run(option):
+    config = MoEConfig.from_pretrained(TINY)
+    with pytest.raises(ConfigError, match="cannot write there|does not exist"):
+        RunOptions(**{option: Path("/proc/1/nothing")}).check_against(config, [1])
 
 
 def test_prompts_come_one_a_line_or_as_json(tmp_path):
