@@ -199,7 +199,7 @@ def _launch(options: RunOptions) -> int:
     if ended.error:
         print(ended.error, file=sys.stderr)
         if options.json_file and ended.result is None:
-            from moe_course.run import SCHEMA, write_json
+            from moe_course.result import SCHEMA, write_json
 
             with contextlib.suppress(MoECourseError):  # that may be what failed
                 write_json(options.json_file, {"schema": SCHEMA, "error": ended.error, "verdict": "failed"})
