@@ -5,7 +5,7 @@ Source: vLLM `expert_map_manager.py : determine_expert_map` and its placement fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -46,6 +46,17 @@ class Placement:
 
     def num_local(self, rank: int) -> int:
         return int((self.owner == rank).sum())
+
+    def within(self, ep_ranks: list[int]) -> Placement:
+        """The catalogue as a smaller group sees it: owners by their place in `ep_ranks`, -1 for experts elsewhere."""
+        owner = torch.full_like(self.owner, -1)
+        for place, ep_rank in enumerate(ep_ranks):
+            owner[self.owner == ep_rank] = place
+        return replace(self, owner=owner, ep_size=len(ep_ranks), ranks_per_node=len(ep_ranks))
+
+    def sliced(self, rank: int, ranks: int) -> Placement:
+        """The catalogue of ranks that each hold a slice of every expert: all experts are here, on `rank`."""
+        return replace(self, owner=torch.full_like(self.owner, rank), ep_size=ranks, ranks_per_node=ranks)
 
 
 def determine_expert_map(

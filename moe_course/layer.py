@@ -19,6 +19,7 @@ from moe_course.dispatch import Dispatched
 from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import Placement
 from moe_course.experts import grouped_swiglu
+from moe_course.modes import Mode, plain_mode
 from moe_course.router import route
 from moe_course.rows import RowInvariance, padded_linear, row_invariance
 from moe_course.stages import Stages
@@ -32,10 +33,12 @@ class MoELayer(nn.Module):
     Args:
         config: shape and routing of the model.
         placement: who owns which expert, the same on all ranks.
-        comm: the EP group; `comm.rank` is this rank's EP rank.
+        comm: the EP group; `comm.rank` is this rank's EP rank. Not used when `mode` names the groups.
         backend: a module of `moe_course.backends`.
+        mode: groups of a plan with more than one axis (`modes.make_mode`); None is one EP group.
         gate_weight: `[E, H]`; bias: `[E]` fp32 or None; the same on all ranks.
-        w13, w2: `[E_local, 2I, H]` and `[E_local, H, I]`, this rank's experts in the order of their local ids.
+        w13, w2: `[E_local, 2I, H]` and `[E_local, H, I]`, this rank's experts in the order of their local ids;
+            without expert parallelism a slice of all experts, I / moe_tp_size wide.
         shared: `(w13 [2I_s, H], w2 [H, I_s])` of the shared expert, or None. Held whole on every rank.
         stages: your own functions instead of the package's.
         layer: index in the model, for headers, ledger and trace.
@@ -59,16 +62,19 @@ class MoELayer(nn.Module):
         w2: torch.Tensor,
         shared: tuple[torch.Tensor, torch.Tensor] | None = None,
         stages: Stages | None = None,
+        mode: Mode | None = None,
         layer: int = 0,
         on_event: Callable[..., Any] | None = None,
     ):
         super().__init__()
-        self.config, self.placement, self.comm, self.backend = config, placement, comm, backend
+        self.config, self.placement, self.backend = config, placement, backend
+        self.mode = mode or plain_mode(comm, placement, backend)
+        self.comm = self.mode.dispatch  # where rows travel
         self.stages, self.layer, self.on_event = stages or Stages(), layer, on_event
         self.gate_weight, self.bias = gate_weight, bias
         self.w13, self.w2, self.shared = w13, w2, shared
         num_local, self.expert_map = self.stages.expert_map(
-            placement.ep_size, comm.rank, placement.num_experts, placement.strategy
+            self.mode.ep_size, self.mode.ep_rank, placement.num_experts, placement.strategy
         )
         if self.expert_map is not None:
             self.expert_map = self.expert_map.to(w13.device)
@@ -76,10 +82,13 @@ class MoELayer(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[T, H]` -> `[T, H]`, source order. Every rank of the group must call it, also with `T = 0`."""
-        topk_weights, topk_ids = self.stages.route(hidden_states, self.gate_weight, self.bias, self.config)
-        self._emit("route", hidden_states=hidden_states, topk_weights=topk_weights, topk_ids=topk_ids)
-        routed = self.routed(hidden_states, topk_weights, topk_ids)
-        return routed if self.shared is None else self.shared_expert(hidden_states) + routed
+        self.comm.layer = self.layer
+        rows = hidden_states[self.mode.own_rows(len(hidden_states))]
+        topk_weights, topk_ids = self.stages.route(rows, self.gate_weight, self.bias, self.config)
+        self._emit("route", hidden_states=rows, topk_weights=topk_weights, topk_ids=topk_ids)
+        routed = self.routed(rows, topk_weights, topk_ids)
+        output = routed if self.shared is None else self.shared_expert(rows) + routed
+        return self.mode.all_rows(output)
 
     def routed(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """The routed half for given ids: dispatch -> experts -> combine. `[T, H]` in the rows' dtype."""
@@ -88,14 +97,14 @@ class MoELayer(nn.Module):
         combine = self.stages.combine or self.backend.combine
 
         dispatched: Dispatched = dispatch(
-            hidden_states, topk_weights, topk_ids, comm=self.comm, placement=self.placement
+            hidden_states, topk_weights, topk_ids, comm=self.comm, placement=self.mode.placement
         )
         self._emit("dispatch", dispatched=dispatched, topk_ids=topk_ids)
         expert_output = self.stages.experts(dispatched, self.w13, self.w2, self.expert_map)
         self._emit("experts", expert_output=expert_output)
         routed = combine(expert_output, dispatched, comm=self.comm)  # [T, H], still in accumulator precision
-        if not self.backend.CAPABILITIES["output_is_reduced"] and self.comm.world_size > 1:
-            routed = self.comm.all_reduce(routed)  # EP ranks share rows and hold partial sums of them
+        if self.mode.reduce is not None:
+            routed = self.mode.reduce.all_reduce(routed)  # its ranks share rows and hold partial sums of them
         routed = routed.to(hidden_states.dtype)  # the one rounding
         self._emit("combine", output=routed)
         return routed
@@ -137,19 +146,25 @@ class MoELayer(nn.Module):
             self.on_event(stage, self, **tensors)
 
     def _check(self, num_local: int) -> None:
-        config, placement, rank = self.config, self.placement, self.comm.rank
-        if placement.ep_size != self.comm.world_size:
+        config, placement, mode = self.config, self.placement, self.mode
+        rank, ep_rank = mode.dispatch.world_rank, mode.ep_rank
+        if placement.ep_size != mode.ep_size:
             raise ConfigError(
-                f"rank {rank}: placement is for {placement.ep_size} EP ranks, the group has {self.comm.world_size}"
+                f"rank {rank}: placement is for {placement.ep_size} EP ranks, the group has {mode.ep_size}"
             )
-        if num_local != placement.num_local(rank):
+        if mode.placement.ep_size != mode.dispatch.world_size:
             raise ConfigError(
-                f"rank {rank}: expert_map says {num_local} local experts, placement says {placement.num_local(rank)}"
+                f"rank {rank}: rows travel among {mode.dispatch.world_size} ranks, the placement there is for "
+                f"{mode.placement.ep_size}"
             )
-        mine = placement.experts_of(rank)
+        if num_local != placement.num_local(ep_rank):
+            raise ConfigError(
+                f"rank {rank}: expert_map says {num_local} local experts, placement says {placement.num_local(ep_rank)}"
+            )
+        mine = placement.experts_of(ep_rank)
         if self.expert_map is not None and self.expert_map.cpu()[mine].tolist() != placement.local[mine].tolist():
             raise ConfigError(f"rank {rank}: expert_map does not give the experts {mine} of the placement their rows")
-        inter, hidden = config.moe_intermediate_size, config.hidden_size
+        inter, hidden = config.moe_intermediate_size // mode.moe_tp_size, config.hidden_size
         expected = {
             "gate_weight": (self.gate_weight, (config.n_routed_experts, hidden)),
             "w13": (self.w13, (num_local, 2 * inter, hidden)),

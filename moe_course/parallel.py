@@ -6,22 +6,26 @@ Built in: notebook 04.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
-import torch
-
-from moe_course.backends.select import Selection, select
+from moe_course.backends.select import OLD_NAMES, SEQUENCE_PARALLEL_BACKENDS, Selection, select
 from moe_course.config import MoEConfig
-from moe_course.errors import ConfigError
+from moe_course.errors import BackendUnavailable, ConfigError, MoECourseError
 from moe_course.expert_map import Placement, resolve_placement
+from moe_course.layout import AXES, rank_groups, stage_layers
+from moe_course.plan_notes import find_notes, find_refusals
 
-#: Axes of the rank layout, slowest first.
-AXES = ("external_dp", "dp", "pp", "pcp", "tp")
+__all__ = ["MoEParallel", "ParallelConfig", "Plan", "RankPlan", "make_plan", "moe_parallel", "rank_groups"]
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """vLLM's parallel flags."""
+    """vLLM's parallel flags. Sizes are numbers of ranks.
+
+    `sequence_parallel_moe` of None means: as vLLM derives it (it has no such flag); False turns it off.
+    `external_data_parallel_size` counts copies of the whole deployment that share nothing but the rank numbers.
+    """
 
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -30,20 +34,55 @@ class ParallelConfig:
     enable_expert_parallel: bool = True
     all2all_backend: str = "allgather_reducescatter"
     expert_placement_strategy: str = "linear"
+    external_data_parallel_size: int = 1
+    sequence_parallel_moe: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "data", "prefill_context", "pipeline"):
+        for name in ("tensor", "data", "prefill_context", "pipeline", "external_data"):
             size = getattr(self, f"{name}_parallel_size")
             if size < 1:
                 raise ConfigError(f"{name}_parallel_size is {size}, needs to be at least 1")
 
     @property
-    def world_size(self) -> int:
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Sizes of `AXES`, in that order."""
         return (
-            self.data_parallel_size
-            * self.pipeline_parallel_size
-            * self.prefill_context_parallel_size
-            * self.tensor_parallel_size
+            self.external_data_parallel_size,
+            self.data_parallel_size,
+            self.pipeline_parallel_size,
+            self.prefill_context_parallel_size,
+            self.tensor_parallel_size,
+        )
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def use_sequence_parallel_moe(self) -> bool:
+        """Does each TP rank take a slice of the rows around a sparse layer? (vLLM's property of this name.)"""
+        backend = OLD_NAMES.get(self.all2all_backend, self.all2all_backend)  # replaced before anything is derived
+        derived = (
+            self.enable_expert_parallel
+            and self.tensor_parallel_size > 1
+            and self.data_parallel_size > 1
+            and backend in SEQUENCE_PARALLEL_BACKENDS
+        )
+        if self.sequence_parallel_moe and not derived:
+            raise ConfigError(
+                "sequence-parallel MoE needs expert parallelism, tensor_parallel_size > 1, data_parallel_size > 1 and "
+                f"a backend that takes it; here expert parallelism is {'on' if self.enable_expert_parallel else 'off'},"
+                f" the sizes are {self.tensor_parallel_size} and {self.data_parallel_size}, the backend is {backend}"
+            )
+        return derived and self.sequence_parallel_moe is not False
+
+    @property
+    def use_all2all(self) -> bool:
+        """Does the EP group get an all-to-all manager? (vLLM's property; not the predicate of the MoE layers.)"""
+        return (
+            self.data_parallel_size > 1
+            or self.use_sequence_parallel_moe
+            or (self.enable_expert_parallel and self.prefill_context_parallel_size > 1)
         )
 
 
@@ -54,57 +93,109 @@ class MoEParallel:
     tp_size: int  # matrices of one expert are cut into this many parts
     ep_size: int  # whole experts are spread over this many ranks
     use_ep: bool
-    use_all2all: bool  # rows travel
+    use_all2all: bool  # rows travel to whole experts (vLLM `use_all2all_kernels`)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank of a plan. Ranks in `groups` are world ranks; `groups` has every kind that the rank is in."""
+
+    rank: int
+    external_dp: int
+    dp: int
+    pp: int
+    pcp: int
+    tp: int
+    ep_rank: int  # place in the EP group: dp * pcp_size * tp_size + pcp * tp_size + tp
+    groups: dict[str, list[int]]
+    experts: list[int]  # global ids; with expert parallelism off a slice of each
+    layers: list[int]  # sparse layers of this pipeline stage
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        return {axis: getattr(self, axis) for axis in AXES}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the ranks must agree on before the first row moves."""
+    """All that the ranks must agree on before the first row moves.
 
-    world_size: int
+    Attributes:
+        dispatch_group: kind of group in which rows travel ("ep", "dp" or "pcp"), None when none do.
+        reduce_group: kind of group over which partial sums of shared rows are added afterwards ("tp"), or None.
+        split_group: kind of group over which a rank's rows are split before the layer and gathered after it.
+        sequence_parallel: is that split the sequence-parallel one, over TP ranks?
+        refusals: why this plan can be shown and not run.
+    """
+
     parallel: ParallelConfig
+    config: MoEConfig
     moe: MoEParallel
     placement: Placement
     backend: Selection
+    dispatch_group: str | None
+    reduce_group: str | None
+    split_group: str | None
+    sequence_parallel: bool
     notes: tuple[str, ...] = ()
+    refusals: tuple[MoECourseError, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.parallel.world_size
+
+    @property
+    def groups(self) -> dict[str, list[list[int]]]:
+        """All groups of the world by kind, in world ranks."""
+        _, dp, pp, pcp, tp = self.parallel.sizes
+        return rank_groups(self.world_size, dp=dp, pp=pp, pcp=pcp, tp=tp)
+
+    def rank(self, rank: int) -> RankPlan:
+        """Coordinates, groups and experts of one world rank. Raises ConfigError for a rank outside the world."""
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank {rank} is not in a world of {self.world_size}")
+        place, rest = {}, rank
+        for axis, size in zip(reversed(AXES), reversed(self.parallel.sizes), strict=True):
+            rest, place[axis] = divmod(rest, size)
+        mine = {kind: next(g for g in groups if rank in g) for kind, groups in self.groups.items()}
+        ep_rank = mine["ep"].index(rank)
+        owner = ep_rank if self.moe.use_ep else 0
+        first, end = stage_layers(self.config.num_hidden_layers, place["pp"], self.parallel.pipeline_parallel_size)
+        layers = [layer for layer in self.config.sparse_layers if first <= layer < end]
+        return RankPlan(
+            rank, **place, ep_rank=ep_rank, groups=mine, experts=self.placement.experts_of(owner), layers=layers
+        )
 
     def as_dict(self) -> dict:
-        """JSON-ready summary."""
+        """JSON-ready summary, the same on all ranks. `cost.memory.plan_json` adds what each rank holds."""
+        parallel, placement = self.parallel, self.placement
         return {
             "world_size": self.world_size,
-            "tp": self.parallel.tensor_parallel_size,
-            "dp": self.parallel.data_parallel_size,
-            "pcp": self.parallel.prefill_context_parallel_size,
-            "pp": self.parallel.pipeline_parallel_size,
-            "enable_expert_parallel": self.parallel.enable_expert_parallel,
+            "external_dp": parallel.external_data_parallel_size,
+            "dp": parallel.data_parallel_size,
+            "pp": parallel.pipeline_parallel_size,
+            "pcp": parallel.prefill_context_parallel_size,
+            "tp": parallel.tensor_parallel_size,
+            "enable_expert_parallel": parallel.enable_expert_parallel,
+            "use_ep": self.moe.use_ep,
             "ep_size": self.moe.ep_size,
             "moe_tp_size": self.moe.tp_size,
             "use_all2all": self.moe.use_all2all,
+            "use_all2all_manager": parallel.use_all2all,
+            "sequence_parallel": self.sequence_parallel,
+            "dispatch_group": self.dispatch_group,
+            "reduce_group": self.reduce_group,
+            "split_group": self.split_group,
+            "all2all_backend": parallel.all2all_backend,
             "backend": self.backend.name,
             "backend_reason": self.backend.reason,
-            "placement": self.placement.strategy,
-            "placement_reason": self.placement.reason,
-            "experts_per_rank": [self.placement.num_local(rank) for rank in range(self.moe.ep_size)],
+            "expert_placement_strategy": parallel.expert_placement_strategy,
+            "placement": placement.strategy,
+            "placement_reason": placement.reason,
+            "experts_per_rank": [placement.num_local(rank) for rank in range(self.moe.ep_size)],
             "notes": list(self.notes),
+            "refused": [str(error) for error in self.refusals],
         }
-
-
-def rank_groups(world_size: int, *, dp: int = 1, pp: int = 1, pcp: int = 1, tp: int = 1) -> dict[str, list[list[int]]]:
-    """All groups of a world, in one reshape of `arange`: ranks lie as (external_dp, dp, pp, pcp, tp).
-
-    A group varies its own axis and fixes the others; the EP group varies dp, pcp and tp within a pipeline stage.
-    """
-    inner = dp * pp * pcp * tp
-    if world_size % inner:
-        raise ConfigError(f"world size {world_size} is not a multiple of dp * pp * pcp * tp = {inner}")
-    grid = torch.arange(world_size).view(-1, dp, pp, pcp, tp)
-
-    def varying(*axes: int) -> list[list[int]]:
-        fixed = [axis for axis in range(5) if axis not in axes]
-        size = torch.Size([grid.shape[axis] for axis in axes]).numel()
-        return grid.permute(*fixed, *axes).reshape(-1, size).tolist()
-
-    return {"dp": varying(1), "pp": varying(2), "pcp": varying(3), "tp": varying(4), "ep": varying(1, 3, 4)}
 
 
 def moe_parallel(
@@ -119,25 +210,30 @@ def moe_parallel(
     return MoEParallel(flat, 1, False, False)
 
 
-def make_plan(parallel: ParallelConfig, config: MoEConfig) -> Plan:
-    """Decide everything from the flags and the model. Raises ConfigError, BackendUnavailable."""
-    if parallel.data_parallel_size > 1 and parallel.prefill_context_parallel_size > 1:
-        raise ConfigError(
-            f"data_parallel_size {parallel.data_parallel_size} with prefill_context_parallel_size "
-            f"{parallel.prefill_context_parallel_size}: use one of them, as in vLLM (platforms/cuda.py)"
-        )
+def make_plan(parallel: ParallelConfig, config: MoEConfig, *, strict: bool = True) -> Plan:
+    """Decide everything from the flags and the model.
+
+    Args:
+        strict: raise the first refusal. False returns a plan to look at, with its refusals in it.
+
+    Raises:
+        ConfigError, BackendUnavailable: flags that contradict each other, the model, or this machine.
+    """
+    tp, dp = parallel.tensor_parallel_size, parallel.data_parallel_size
+    pcp = parallel.prefill_context_parallel_size
+    sequence_parallel = parallel.use_sequence_parallel_moe
     moe = moe_parallel(
-        parallel.tensor_parallel_size,
-        parallel.data_parallel_size,
-        parallel.prefill_context_parallel_size,
-        enable_expert_parallel=parallel.enable_expert_parallel,
+        tp, dp, pcp, enable_expert_parallel=parallel.enable_expert_parallel, sequence_parallel=sequence_parallel
     )
-    if config.moe_intermediate_size % moe.tp_size:
-        raise ConfigError(
-            f"moe_intermediate_size {config.moe_intermediate_size} cannot be cut into {moe.tp_size} equal parts; "
-            "enable expert parallelism, or use a number of ranks that divides it"
-        )
-    backend = select(parallel.all2all_backend, use_all2all=moe.use_all2all)
+    refusals = find_refusals(parallel, config, moe)
+    try:
+        backend = select(parallel.all2all_backend, use_all2all=moe.use_all2all, dp=dp, pcp=pcp)
+    except BackendUnavailable as error:
+        refusals.append(error)
+        backend = Selection(parallel.all2all_backend, str(error))
+    if strict and refusals:
+        raise refusals[0]
+    travels = dp > 1 or pcp > 1 or sequence_parallel
     placement = resolve_placement(
         parallel.expert_placement_strategy,
         ep_size=moe.ep_size,
@@ -146,14 +242,16 @@ def make_plan(parallel: ParallelConfig, config: MoEConfig) -> Plan:
         use_all2all=moe.use_all2all,
         backend=backend.name,
     )
-    notes = []
-    if config.n_routed_experts % moe.ep_size:
-        notes.append(
-            f"{config.n_routed_experts} experts on {moe.ep_size} ranks: fine here and on vLLM's all-gather path; "
-            f"upstream's other backends and EPLB need E % R = 0"
-        )
-    if placement.strategy != parallel.expert_placement_strategy:
-        notes.append(placement.reason)
-    if backend.warning:
-        notes.append(backend.warning)
-    return Plan(parallel.world_size, parallel, moe, placement, backend, tuple(notes))
+    plan = Plan(
+        parallel,
+        config,
+        moe,
+        placement,
+        backend,
+        dispatch_group=("ep" if sequence_parallel else "dp" if dp > 1 else "pcp") if travels else None,
+        reduce_group="tp" if tp > 1 and not sequence_parallel else None,
+        split_group="tp" if sequence_parallel else "pcp" if pcp > 1 else None,
+        sequence_parallel=sequence_parallel,
+        refusals=tuple(refusals),
+    )
+    return replace(plan, notes=tuple(find_notes(plan)))

@@ -13,6 +13,29 @@ from moe_course.errors import BackendUnavailable
 OLD_NAMES = {"naive": "allgather_reducescatter", "pplx": "allgather_reducescatter"}
 #: Values of `--all2all-backend` that run here.
 AVAILABLE = ("allgather_reducescatter", *OLD_NAMES)
+#: Values that vLLM hands to a library: name -> Python package.
+VENDOR_PACKAGES = {
+    "deepep_high_throughput": "deep_ep",
+    "deepep_low_latency": "deep_ep",
+    "deepep_v2": "deep_ep",
+    "mori_high_throughput": "mori",
+    "mori_low_latency": "mori",
+    "nixl_ep": "nixl_ep",
+    "flashinfer_nvlink_two_sided": "flashinfer",
+    "flashinfer_nvlink_one_sided": "flashinfer",
+}
+#: Backends for which vLLM lets each TP rank dispatch a slice of the rows (`use_sequence_parallel_moe`).
+SEQUENCE_PARALLEL_BACKENDS = frozenset(
+    {
+        "allgather_reducescatter",
+        "deepep_high_throughput",
+        "deepep_low_latency",
+        "flashinfer_nvlink_one_sided",
+        "mori_high_throughput",
+        "mori_low_latency",
+        "nixl_ep",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -24,22 +47,36 @@ class Selection:
     warning: str | None = None
 
 
-def select(requested: str = "allgather_reducescatter", *, use_all2all: bool) -> Selection:
+def select(requested: str = "allgather_reducescatter", *, use_all2all: bool, dp: int = 1, pcp: int = 1) -> Selection:
     """Choose the backend.
 
     Args:
         requested: value of `--all2all-backend`.
-        use_all2all: True when rows must travel (vLLM `use_all2all_kernels`).
+        use_all2all: True when rows must travel to whole experts (vLLM `use_all2all_kernels`).
+        dp, pcp: sizes; with expert parallelism off, rows of their ranks still have to meet all slices.
 
     Raises:
         BackendUnavailable: a name that does not run here.
     """
+    if requested in VENDOR_PACKAGES:
+        raise BackendUnavailable(
+            f"all2all backend {requested!r} is the library {VENDOR_PACKAGES[requested]}, which this version does not "
+            f"call; choose from: {', '.join(AVAILABLE)}"
+        )
     if requested not in AVAILABLE:
         raise BackendUnavailable(
             f"all2all backend {requested!r} does not run here, choose from: {', '.join(AVAILABLE)}"
         )
     name = OLD_NAMES.get(requested, requested)
     warning = f"{requested} is an old name, {name} runs instead" if name != requested else None
-    if not use_all2all:
-        return Selection("no_dp_ep", f"no rows travel (dp = pcp = 1), so {name} is not used", warning)
-    return Selection(name, "rows travel between data-parallel ranks", warning)
+    if use_all2all:
+        who = "data-parallel" if dp > 1 else "prefill-context-parallel" if pcp > 1 else "tensor-parallel"
+        return Selection(name, f"rows travel between {who} ranks", warning)
+    if dp > 1 or pcp > 1:
+        return Selection(
+            "allgather_reducescatter",
+            "expert parallelism is off: every rank holds a slice of each expert, so the rows of all "
+            f"{'data-parallel' if dp > 1 else 'prefill-context-parallel'} ranks have to meet all slices",
+            warning,
+        )
+    return Selection("no_dp_ep", f"no rows travel (dp = pcp = 1), so {name} is not used", warning)

@@ -10,9 +10,10 @@ Built in: notebooks 06 and 07. Source: `torch.distributed` semantics; vLLM `all_
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -49,21 +50,78 @@ class Rows:
     counts: list[int]  # [R]
 
 
+@dataclass
+class Waiting:
+    """The exchange a rank is in: what a watchdog shows when it lasts too long. Ranks are those of the whole world."""
+
+    op: str
+    number: int
+    layer: int
+    step: int
+    members: list[int]
+    waiting_for: set[int]
+    since: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        return f"{self.op} #{self.number} (layer {self.layer}, step {self.step})"
+
+
+@dataclass
+class Shared:
+    """What a group and all its sub-groups have in common on one rank."""
+
+    ledger: Ledger
+    layer: int = -1
+    step: int = 0
+    compare: bool = True  # False: believe every header, as a program without a guard does
+    waiting: Waiting | None = None
+
+
 class Comm(ABC):
     """A group of `world_size` ranks, seen from `rank`. Every rank must call every operation, in one order.
 
-    `layer` and `step` are written into the headers and the ledger; the layer and the generator set them.
-    A transport implements `_exchange`, `_all_to_all`, `_all_gather` and `_subgroup`.
+    `layer` and `step` are written into the headers and the ledger; the layer and the generator set them. A group
+    shares both, and the ledger, with the sub-groups split off it. `members` are the group's ranks in the numbers of
+    the whole world; messages and ledger use those. A transport implements `_exchange`, `_all_to_all`,
+    `_all_gather` and `_subgroup`.
 
     Operations raise ExchangeMismatch (ranks disagree), ExchangeTimeout (a peer does not come) or RankLost (a
     peer is gone), each on all ranks that are still there.
     """
 
-    def __init__(self, rank: int, world_size: int, ledger: Ledger | None = None):
-        self.rank, self.world_size = rank, world_size
-        self.ledger = ledger or Ledger()
-        self.layer, self.step = -1, 0
+    def __init__(self, rank: int, members: Sequence[int], shared: Shared | None = None):
+        self.rank, self.world_size, self.members = rank, len(members), list(members)
+        self.shared = shared or Shared(Ledger())
         self._op_number = 0
+
+    @property
+    def world_rank(self) -> int:
+        """This rank's number in the whole world."""
+        return self.members[self.rank]
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.shared.ledger
+
+    @ledger.setter
+    def ledger(self, ledger: Ledger) -> None:
+        self.shared.ledger = ledger
+
+    @property
+    def layer(self) -> int:
+        return self.shared.layer
+
+    @layer.setter
+    def layer(self, layer: int) -> None:
+        self.shared.layer = layer
+
+    @property
+    def step(self) -> int:
+        return self.shared.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.shared.step = step
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -74,7 +132,7 @@ class Comm(ABC):
             rows: `[n, W]`; n may differ between ranks and may be 0.
             metadata: tensors `[n, …]` that travel with the rows; counted apart.
         """
-        send = _pack(rows, metadata, self.rank)
+        send = _pack(rows, metadata, self.world_rank)
         counts = self._agree("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
         received = [int(counts[source, self.rank]) for source in range(self.world_size)]
         self._record("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
@@ -94,12 +152,12 @@ class Comm(ABC):
             rows: `[sum(send_counts), W]`.
             receive_counts: rows expected from each rank, if known; compared with what they send.
         """
-        send = _pack(rows, metadata, self.rank)
+        send = _pack(rows, metadata, self.world_rank)
         counts = self._agree("all_to_all_rows", rows, metadata, send_counts, receive_counts)
         received = [int(counts[source, self.rank]) for source in range(self.world_size)]
         self._record("all_to_all_rows", rows, metadata, send_counts)
         packed = self._all_to_all(send, list(send_counts), received)
-        return _unpack(packed, rows, metadata, received)
+        return self._received(packed, rows, metadata, received)
 
     def reduce_scatter_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Rank r gets the sum over all ranks of slice r, added in rank order: `[sum(counts), W]` -> `[counts[r], W]`.
@@ -120,21 +178,20 @@ class Comm(ABC):
         mine = self._reduce_scatter("all_reduce", tensor, counts)
         self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
-        send = _pack(mine, (), self.rank)
+        send = _pack(mine, (), self.world_rank)
         packed = self._all_gather(send, [n * send.shape[1] for n in counts])
         return self._received(packed, mine, (), counts).rows
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self._agree("barrier", torch.empty(0, 0, dtype=torch.uint8), (), [0] * self.world_size)
+        self.shared.waiting = None
 
     def split(self, groups: Sequence[Sequence[int]]) -> Comm:
         """The sub-group that contains this rank. All ranks pass the same groups in the same order.
 
         Args:
             groups: lists of ranks, rising; every rank is in exactly one. Otherwise all ranks raise ConfigError.
-
-        The sub-group shares this ledger, in its own rank numbers.
         """
         groups = [list(group) for group in groups]
         partition = sorted(rank for group in groups for rank in group) == list(range(self.world_size))
@@ -146,7 +203,9 @@ class Comm(ABC):
             raise ConfigError(
                 f"groups {groups}: every rank below {self.world_size} needs to be in one, in rising order"
             )
-        return self._subgroup(groups, groups[number[self.rank]])
+        group = self._subgroup(groups, groups[number[self.rank]])
+        self.shared.waiting = None
+        return group
 
     # -- what a transport implements ----------------------------------------------------------------------------
 
@@ -173,7 +232,7 @@ class Comm(ABC):
         agreed = self._agree(op, rows, (), counts, same_counts=True)
         mine = int(agreed[self.rank, self.rank])
         self._record(op, rows, (), counts)
-        packed = self._all_to_all(_pack(rows, (), self.rank), counts, [mine] * self.world_size)
+        packed = self._all_to_all(_pack(rows, (), self.world_rank), counts, [mine] * self.world_size)
         received = self._received(packed, rows, (), [mine] * self.world_size)
         parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
         total = parts[0].clone()
@@ -193,7 +252,7 @@ class Comm(ABC):
         """Exchange headers and compare them; returns rows per (source, destination) `[R, R]`."""
         size = self.world_size
         if len(send_counts) != size or len(receive_counts or send_counts) != size:
-            raise ConfigError(f"rank {self.rank}: {op} needs one count for each of the {size} ranks")
+            raise ConfigError(f"rank {self.world_rank}: {op} needs one count for each of the {size} ranks")
         header = [
             self._op_number + 1,
             OPS.index(op),
@@ -207,46 +266,52 @@ class Comm(ABC):
         expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
         self._op_number += 1
         message = torch.tensor([*header, len(rows), *send_counts, *expected], dtype=torch.int64)
-        what = f"{op} #{self._op_number} (layer {self.layer}, step {self.step})"
-        messages = self._exchange(message, what)  # [R, 9 + 2R]
-        for peer in range(size):
-            if peer != self.rank:
-                entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
-                self.ledger.add(op, self.layer, self.rank, peer, entry)
-        self._compare(messages, op, same_counts)
+        peers = [peer for peer in range(size) if peer != self.rank]
+        others = {self.members[peer] for peer in peers}
+        self.shared.waiting = Waiting(op, self._op_number, self.layer, self.step, self.members, others)
+        messages = self._exchange(message, str(self.shared.waiting))  # [R, 9 + 2R]
+        for peer in peers:
+            entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
+            self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
+        if self.shared.compare:
+            self._compare(messages, op, same_counts)
+        self.shared.waiting.waiting_for = others
         return messages[:, len(header) + 1 : len(header) + 1 + size]
 
     def _dtype_code(self, tensor: torch.Tensor) -> int:
         if tensor.dtype not in DTYPES:
             known = ", ".join(_name(dtype) for dtype in DTYPES)
-            raise ConfigError(f"rank {self.rank}: {_name(tensor.dtype)} rows cannot travel, these can: {known}")
+            raise ConfigError(f"rank {self.world_rank}: {_name(tensor.dtype)} rows cannot travel, these can: {known}")
         return DTYPES.index(tensor.dtype)
 
     def _compare(self, messages: torch.Tensor, op: str, same_counts: bool) -> None:
         """Raise the same ExchangeMismatch on all ranks if any two messages disagree."""
-        size, fields = self.world_size, len(FIELDS)
+        size, fields, names = self.world_size, len(FIELDS), self.members
         header, rows = messages[:, :fields], messages[:, fields]
         counts, wanted = messages[:, fields + 1 : fields + 1 + size], messages[:, fields + 1 + size :]
         for column in (header != header[0]).any(dim=0).nonzero().flatten().tolist():
             peer = int((header[:, column] != header[0, column]).nonzero()[0])
             field = FIELDS[column]
             values = [_readable(field, int(header[rank, column])) for rank in (0, peer)]
-            self._mismatch(header[0], field, f"rank 0 has {values[0]}, rank {peer} has {values[1]}")
+            detail = f"rank {names[0]} has {values[0]}, rank {names[peer]} has {values[1]}"
+            self._mismatch(header[0], field, detail)
         if op in ("reduce_scatter_rows", "all_to_all_rows"):
             for rank in (counts.sum(dim=1) != rows).nonzero().flatten().tolist():
                 announced = counts[rank].tolist()
                 detail = (
-                    f"rank {rank} has {int(rows[rank])} rows and announces {sum(announced)} in its counts {announced}"
+                    f"rank {names[rank]} has {int(rows[rank])} rows and announces {sum(announced)} "
+                    f"in its counts {announced}"
                 )
                 self._mismatch(header[0], "rows", detail)
         if same_counts:
             for rank in (counts != counts[0]).any(dim=1).nonzero().flatten().tolist():
                 what = "group numbers" if op == "split" else "counts"
-                detail = f"rank 0 has {what} {counts[0].tolist()}, rank {rank} has {what} {counts[rank].tolist()}"
+                ours, theirs = counts[0].tolist(), counts[rank].tolist()
+                detail = f"rank {names[0]} has {what} {ours}, rank {names[rank]} has {what} {theirs}"
                 self._mismatch(header[0], "groups" if op == "split" else "rows", detail)
         for rank, source in ((wanted != UNKNOWN) & (wanted != counts.T)).nonzero().tolist():
             sent, expected = int(counts[source, rank]), int(wanted[rank, source])
-            detail = f"rank {source} sends {sent} rows to rank {rank}, which expects {expected}"
+            detail = f"rank {names[source]} sends {sent} rows to rank {names[rank]}, which expects {expected}"
             self._mismatch(header[0], "rows", detail)
 
     def _mismatch(self, header: torch.Tensor, field: str, detail: str) -> None:
@@ -260,6 +325,7 @@ class Comm(ABC):
         self, packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]
     ) -> Rows:
         self.ledger.rows_received += len(packed) - counts[self.rank]
+        self.shared.waiting = None
         return _unpack(packed, rows, metadata, counts)
 
     def _record(
@@ -269,7 +335,7 @@ class Comm(ABC):
         for peer, n in enumerate(send_counts):
             if peer != self.rank and n:
                 entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
-                self.ledger.add(op, self.layer, self.rank, peer, entry)
+                self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
 
 
 def _readable(field: str, value: int) -> str:

@@ -27,8 +27,8 @@ class DistComm(Comm):
         device: where the rows live.
     """
 
-    def __init__(self, headers, rows, ranks: list[int], device: torch.device, timeout: float, ledger=None):
-        super().__init__(ranks.index(dist.get_rank()), len(ranks), ledger)
+    def __init__(self, headers, rows, ranks: list[int], device: torch.device, timeout: float, shared=None):
+        super().__init__(ranks.index(dist.get_rank()), ranks, shared)
         self._headers, self._rows, self._ranks = headers, rows, ranks
         self._device, self._timeout = device, timeout
         self._what = ""
@@ -100,7 +100,7 @@ class DistComm(Comm):
         created = [_new_groups([self._ranks[rank] for rank in group], self._device, self._timeout) for group in groups]
         headers, rows = created[groups.index(mine)]
         members = [self._ranks[rank] for rank in mine]
-        return DistComm(headers, rows, members, self._device, self._timeout, self.ledger)
+        return DistComm(headers, rows, members, self._device, self._timeout, self.shared)
 
     def gather_objects(self, item: Any) -> list[Any] | None:
         """Everybody's picklable object on rank 0, None elsewhere. For reports after a run, not for rows."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from moe_course.comm.base import Comm
+from moe_course.comm.base import Comm, Shared
 from moe_course.errors import ExchangeTimeout, MoECourseError, RankLost
 
 
@@ -67,8 +67,8 @@ class _Board:
 class SimComm(Comm):
     """One rank of a group of threads."""
 
-    def __init__(self, board: _Board, rank: int, ledger=None):
-        super().__init__(rank, len(board.ranks), ledger)
+    def __init__(self, board: _Board, rank: int, shared: Shared | None = None):
+        super().__init__(rank, board.ranks, shared)
         self._board, self._meeting, self._what = board, 0, ""
 
     def _meet(self, item: Any) -> list[Any]:
@@ -92,7 +92,7 @@ class SimComm(Comm):
             # the meeting number tells apart groups of the same ranks that were split off one after the other
             key = (self._meeting, *members)
             board = self._board.boards.setdefault(key, _Board(members, self._board.timeout))
-        return SimComm(board, mine.index(self.rank), self.ledger)
+        return SimComm(board, mine.index(self.rank), self.shared)
 
 
 _GRACE_S = 0.5  # how long other ranks may still report after the first has failed

@@ -125,7 +125,8 @@ def test_plan_without_expert_parallel():
     found = plan(tensor_parallel_size=2, data_parallel_size=2, enable_expert_parallel=False)
     assert found.moe == MoEParallel(4, 1, False, False)
     assert found.placement.ep_size == 1
-    assert found.backend.name == "no_dp_ep"
+    assert found.backend.name == "allgather_reducescatter" and "slice of each expert" in found.backend.reason
+    assert (found.dispatch_group, found.reduce_group, found.split_group) == ("dp", "tp", None)
 
 
 def test_one_process_plan():

@@ -1,0 +1,59 @@
+"""What a plan should say out loud: why it cannot run, and what its reader would not guess. Built in: notebook 04."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moe_course.config import MoEConfig
+from moe_course.errors import ConfigError, MoECourseError
+
+if TYPE_CHECKING:
+    from moe_course.parallel import MoEParallel, ParallelConfig, Plan
+
+
+def find_refusals(parallel: ParallelConfig, config: MoEConfig, moe: MoEParallel) -> list[MoECourseError]:
+    """Why these flags can be planned and not run."""
+    found: list[MoECourseError] = []
+    dp, pcp = parallel.data_parallel_size, parallel.prefill_context_parallel_size
+    if dp > 1 and pcp > 1:
+        found.append(
+            ConfigError(
+                f"data_parallel_size {dp} with prefill_context_parallel_size {pcp}: use one of them, "
+                "as in vLLM (platforms/cuda.py)"
+            )
+        )
+    if config.moe_intermediate_size % moe.tp_size:
+        found.append(
+            ConfigError(
+                f"moe_intermediate_size {config.moe_intermediate_size} cannot be cut into {moe.tp_size} equal parts; "
+                "enable expert parallelism, or use a number of ranks that divides it"
+            )
+        )
+    return found
+
+
+def find_notes(plan: Plan) -> list[str]:
+    """What a reader of the plan should know and would not guess."""
+    parallel, moe, experts = plan.parallel, plan.moe, plan.config.n_routed_experts
+    notes = []
+    if experts % moe.ep_size:
+        notes.append(
+            f"{experts} experts on {moe.ep_size} ranks: fine here and on vLLM's all-gather path; "
+            f"upstream's other backends and EPLB need E % R = 0"
+        )
+    if plan.placement.strategy != parallel.expert_placement_strategy:
+        notes.append(plan.placement.reason)
+    if plan.backend.warning:
+        notes.append(plan.backend.warning)
+    if moe.use_ep and plan.dispatch_group in ("dp", "pcp") and plan.reduce_group:
+        notes.append(
+            f"every row is held by {parallel.tensor_parallel_size} TP ranks: rows are gathered in each "
+            f"{plan.dispatch_group.upper()} group, so no route is computed twice; a backend that dispatches over the "
+            f"EP group would send each of them {parallel.tensor_parallel_size} times"
+        )
+    if parallel.pipeline_parallel_size > 1 and plan.sequence_parallel:
+        notes.append(
+            "pipeline stages hand on whole rows: slices of rows stay inside the sparse block, they do not cross "
+            "from layer to layer"
+        )
+    return notes
