@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -55,6 +56,8 @@ class RunDisplay:
         elif kind == "token":
             self.tokens[event["prompt"]].append(event["token"])
             self.live.update(Group(self.progress, *self._texts()))
+        elif kind == "warn":
+            self.console.print(f"[yellow]slow[/]  {escape(event['text'])}", highlight=False)
         elif kind == "checking":
             self.progress.update(self.task, description="waiting for the one-process reference")
 
@@ -70,19 +73,58 @@ class RunDisplay:
 def print_plan(console: Console, event: dict) -> None:
     """The header of a run, before the first row moves."""
     plan = event["plan"]
+    sizes = [f"{name.upper()} {plan[name]}" for name in ("tp", "pcp", "dp") if plan[name] > 1] or ["1 rank"]
     experts = plan["experts_per_rank"]
     shares = "/".join(map(str, experts)) if len(experts) <= 8 else f"{min(experts)} to {max(experts)}"
     shares = f"{experts[0]}" if len(set(experts)) == 1 else shares
-    console.print(
-        f"[bold]plan[/]  DP {plan['dp']} · EP {plan['ep_size']} · {shares} experts per rank · {plan['placement']}"
-    )
+    if plan["use_ep"]:
+        sizes += [f"EP {plan['ep_size']}", f"{shares} experts per rank", plan["placement"]]
+    elif plan["moe_tp_size"] > 1:
+        sizes.append(f"every expert cut into {plan['moe_tp_size']} slices")
+    console.print(f"[bold]plan[/]  {' · '.join(sizes)}")
     console.print(f"      backend {plan['backend']} · {event['transport']} · {event['device']}")
     console.print(f"      because {plan['backend_reason']}", markup=False)
+    if plan["dispatch_group"] is not None and plan["world_size"] > 1:
+        moved = f"rows travel in the {plan['dispatch_group'].upper()} group"
+        if plan["split_group"]:
+            moved += f", each from one of the {plan['split_group'].upper()} ranks that share it"
+        console.print(f"      {moved}", markup=False)
+    if plan["reduce_group"]:
+        console.print("      partial sums of shared rows are added up over the TP group", markup=False)
     for note in plan["notes"]:
         console.print(f"      note: {note}", markup=False)
 
 
-def print_result(result: dict, console: Console | None = None) -> None:
+def print_timings(result: dict, console: Console) -> None:
+    """Where the seconds of rank 0 went, and what the guard cost before the first token."""
+    table = Table(title="timings", title_justify="left")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("what it does")
+    for name, seconds in result["guard"].items():
+        table.add_row(name.removesuffix("_s"), f"{seconds:.3f}", _GUARD_PARTS.get(name, ""))
+    for name, text in _PHASES.items():
+        table.add_row(name.removesuffix("_s"), f"{result['phases'][name]:.3f}", text)
+    waited = [row["waited_s"] for row in result["ranks"]]
+    table.add_row(
+        "exchanges", f"{min(waited):.3f} to {max(waited):.3f}", "of that: in exchanges, least and most of a rank"
+    )
+    console.print(table)
+
+
+_GUARD_PARTS = {
+    "handshake_s": "statements compared, waiting for the slowest rank to start",
+    "audit_s": "ownership, every tensor read again, nothing uninitialised",
+    "canary_s": "a row with a known answer through every sparse layer",
+}
+_PHASES = {
+    "load_s": "from the start of the rank to the first token, all of the above included",
+    "prefill_s": "all prompts, one pass",
+    "decode_s": "all other tokens",
+}
+
+
+def print_result(result: dict, console: Console | None = None, timings: bool = False) -> None:
     """Per-rank table, texts, ledger, speed and verdict of a finished run."""
     console = console or Console()
     console.print(_rank_table(result))
@@ -96,6 +138,11 @@ def print_result(result: dict, console: Console | None = None) -> None:
     prefill, decode = _rate(phases["prefill_tokens_per_s"]), _rate(phases["decode_tokens_per_s"])
     console.print(f"speed    prefill {prefill} · decode {decode} tokens/s over all ranks")
     console.print(f"time     {phases['load_s']:.1f} s to start and load · {result['wall_s']:.1f} s in all")
+    uneven = result["load"]["max_over_mean"]
+    if uneven is not None and result["world_size"] > 1:
+        console.print(f"load     the busiest rank computed {uneven:.2f} x the mean number of routes")
+    if timings:
+        print_timings(result, console)
     if result["row_invariance"]:
         console.print(f"rows     {result['row_invariance']}", markup=False)
     console.print(_verdict_line(result))

@@ -19,6 +19,7 @@ from types import ModuleType
 import torch
 
 from moe_course.comm.base import Comm
+from moe_course.errors import PlanMismatch
 from moe_course.expert_map import Placement
 from moe_course.parallel import Plan
 
@@ -72,11 +73,19 @@ class Mode:
 def plain_mode(comm: Comm, placement: Placement, backend: ModuleType) -> Mode:
     """Expert parallelism over one group: its ranks dispatch to each other, or share their rows and add up."""
     owes_sum = not backend.CAPABILITIES["output_is_reduced"] and comm.world_size > 1
-    return Mode(comm, placement, comm if owes_sum else None, None, comm.rank, comm.world_size)
+    travels = backend.CAPABILITIES["output_is_reduced"]
+    return Mode(comm, placement, comm if owes_sum else None, None, comm.rank, comm.world_size, travels=travels)
 
 
 def make_mode(plan: Plan, world: Comm) -> Mode:
-    """Split the world of one deployment into the groups its plan needs. Every rank must call it."""
+    """Split the world of one deployment into the groups its plan needs. Every rank must call it.
+
+    Raises PlanMismatch when the world has another number of ranks than the plan.
+    """
+    if world.world_size != plan.world_size:  # before anybody waits for ranks that are not there
+        raise PlanMismatch(
+            f"rank {world.world_rank}: the plan is for {plan.world_size} ranks, the group has {world.world_size}"
+        )
     mine, moe = plan.rank(world.rank), plan.moe
     groups = {"world": world}
 

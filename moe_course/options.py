@@ -9,11 +9,14 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable, ConfigError
+from moe_course.faultspec import FaultSpec, parse_fault, parse_override
+from moe_course.flags import ParallelConfig, parallel_config
 
 #: The model that comes with the package.
 TINY = Path(__file__).parent / "glm" / "tiny"
@@ -28,14 +31,22 @@ DEFAULT_RANKS = 4  # on a machine without GPUs
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `moe-course run`. `world_size` and `data_parallel_size` of None are worked out."""
+    """The options of `moe-course run`. Sizes and switches of None are worked out, see `flags.parallel_config`.
+
+    timeout: seconds a rank waits for its peers in one exchange; warn_after: seconds until it says so;
+    time_limit: seconds until the whole run is ended. `faults` and `overrides` break a run on purpose.
+    """
 
     model: Path = TINY
     prompts: tuple[str, ...] = DEFAULT_PROMPTS
     max_new_tokens: int = 32
     world_size: int | None = None
+    tensor_parallel_size: int | None = None
     data_parallel_size: int | None = None
-    enable_expert_parallel: bool = True
+    prefill_context_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+    sequence_parallel_moe: bool | None = None
     all2all_backend: str = "allgather_reducescatter"
     expert_placement_strategy: str = "linear"
     device: str = "auto"
@@ -48,40 +59,59 @@ class RunOptions:
     trace: Path | None = None
     trace_values: bool = False
     json_file: Path | None = None
-    timeout: float = 600.0
-    exchange_timeout: float = 60.0
+    timeout: float = 60.0
+    warn_after: float = 10.0
+    time_limit: float = 600.0
+    guard: bool = True
+    timings: bool = False
+    reference_model: Path | None = None  # for drills: what --check compares with, if not `model`
+    faults: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def parallel(self) -> ParallelConfig:
+        """All sizes: as asked for, set by torchrun, one rank per GPU, or 4. Raises ConfigError on contradiction."""
+        started = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else None
+        config = parallel_config(
+            world_size=self.world_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            data_parallel_size=self.data_parallel_size,
+            prefill_context_parallel_size=self.prefill_context_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
+            all2all_backend=self.all2all_backend,
+            expert_placement_strategy=self.expert_placement_strategy,
+            sequence_parallel_moe=self.sequence_parallel_moe,
+            default_world_size=started or (self.device != "cpu" and visible_gpus()) or DEFAULT_RANKS,
+        )
+        if started is not None and started != config.world_size:
+            raise ConfigError(f"torchrun started {started} ranks, the options ask for {config.world_size}")
+        return config
 
     def resolved_world_size(self) -> int:
-        """Ranks of the run: asked for, set by torchrun, one per GPU, or 4. Raises ConfigError on contradiction."""
-        asked, dp = self.world_size, self.data_parallel_size
-        for name, value in (("--world-size", asked), ("--data-parallel-size", dp)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, needs to be at least 1")
-        if asked is not None and dp is not None and asked != dp:
-            raise ConfigError(f"--world-size {asked} is not --data-parallel-size {dp}; give one of them")
-        started = os.environ["WORLD_SIZE"] if started_by_torchrun() else None
-        wanted = asked or dp
-        if started is not None and wanted is not None and int(started) != wanted:
-            raise ConfigError(f"torchrun started {started} ranks, the options ask for {wanted}")
-        return int(started) if started else wanted or (self.device != "cpu" and visible_gpus()) or DEFAULT_RANKS
+        """Ranks of the run."""
+        return self.parallel().world_size
 
     def check_against(self, config: MoEConfig, prompt_lengths: list[int]) -> None:
         """Everything that can be wrong before a process starts. Raises ConfigError, BackendUnavailable."""
-        world_size = self.resolved_world_size()
-        if not self.enable_expert_parallel and world_size > 1:
+        parallel = self.parallel()
+        if parallel.pipeline_parallel_size > 1:
             raise ConfigError(
-                f"{world_size} ranks without --enable-expert-parallel would cut every expert's matrices, "
-                "which this version does not run; use --world-size 1 or leave expert parallelism on"
+                f"--pipeline-parallel-size {parallel.pipeline_parallel_size}: pipelines are planned "
+                "(moe-course plan) and run only in their drill (moe-course drill pipeline); use 1"
             )
-        if config.n_routed_experts < world_size:
+        flat = parallel.world_size
+        if parallel.enable_expert_parallel and config.n_routed_experts < flat:
             raise ConfigError(
-                f"{config.n_routed_experts} experts cannot be spread over {world_size} EP ranks; "
+                f"{config.n_routed_experts} experts cannot be spread over {flat} EP ranks; "
                 f"use at most --world-size {config.n_routed_experts}"
             )
         if self.max_new_tokens < 1:
             raise ConfigError(f"--max-new-tokens is {self.max_new_tokens}, needs to be at least 1")
         if self.temperature < 0:
             raise ConfigError(f"--temperature is {self.temperature}, needs to be 0 (greedy) or more")
+        for name, seconds in (("timeout", self.timeout), ("warn-after", self.warn_after)):
+            if not seconds > 0:
+                raise ConfigError(f"--{name} is {seconds}, needs to be more than 0")
         if not self.prompts:
             raise ConfigError("there is no prompt; the prompts file is empty")
         context = config.max_position_embeddings
@@ -94,13 +124,56 @@ class RunOptions:
                 )
         if self.transport in ("threads", "shm", "vendor"):
             raise BackendUnavailable(f"--transport {self.transport} does not carry a run here; use auto, gloo or nccl")
+        self._check_trace(parallel)
+        for rank in [fault.rank for fault in self.fault_specs()] + [rank for rank, *_ in self.parsed_overrides()]:
+            if rank >= flat:
+                raise ConfigError(f"--fault and --override name rank {rank}, the run has ranks 0 to {flat - 1}")
+
+    def _check_trace(self, parallel: ParallelConfig) -> None:
         if self.trace_values and self.trace is None:
             raise ConfigError("--trace-values needs --trace DIR")
+        if self.trace is not None and not parallel.enable_expert_parallel and parallel.world_size > 1:
+            raise ConfigError(
+                "--trace needs expert parallelism: without it every rank holds a slice of each expert, and a route "
+                "has no owner; add --enable-expert-parallel"
+            )
         for name, path in (("--json", self.json_file), ("--trace", self.trace)):
             if path is not None and not path.parent.is_dir():
                 raise ConfigError(f"{name} {path}: folder {path.parent} does not exist")
             if path is not None and not os.access(path if path.is_dir() else path.parent, os.W_OK):
                 raise ConfigError(f"{name} {path}: cannot write there")
+
+    def fault_specs(self) -> list[FaultSpec]:
+        return [parse_fault(text) for text in self.faults]
+
+    def parsed_overrides(self) -> list[tuple[int, str, Any]]:
+        return [parse_override(text) for text in self.overrides]
+
+    def on_rank(self, rank: int) -> tuple[RunOptions, dict[str, Any]]:
+        """The options this rank goes by, and overrides of fields that follow from them (only stated, not acted on)."""
+        names = {field.name for field in fields(self)} - {"faults", "overrides", "prompts"}
+        mine = {name: value for target, name, value in self.parsed_overrides() if target == rank}
+        acted_on = {n: _typed(getattr(self, n), value) for n, value in mine.items() if n in names}
+        return replace(self, **acted_on), {n: value for n, value in mine.items() if n not in names}
+
+    def as_arguments(self) -> list[str]:
+        """The options as arguments of the rank program: what differs from the defaults."""
+        argv = [f"--prompt={text}" for text in self.prompts]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            flag = {"json_file": "json", "faults": "fault", "overrides": "override"}.get(option.name, option.name)
+            flag = flag.replace("_", "-")
+            if option.name == "prompts" or value is None or value == option.default:
+                continue
+            if isinstance(value, bool):
+                argv.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                argv += [f"--{flag}={item}" for item in (value if isinstance(value, tuple) else (value,))]
+        return argv
+
+
+def _typed(like: Any, value: Any) -> Any:
+    return Path(value) if isinstance(like, Path) else value
 
 
 def started_by_torchrun() -> bool:

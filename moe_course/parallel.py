@@ -7,83 +7,17 @@ Built in: notebook 04.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from functools import cached_property
 
-from moe_course.backends.select import OLD_NAMES, SEQUENCE_PARALLEL_BACKENDS, Selection, select
+from moe_course.backends.select import Selection, select
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable, ConfigError, MoECourseError
 from moe_course.expert_map import Placement, resolve_placement
+from moe_course.flags import ParallelConfig
 from moe_course.layout import AXES, rank_groups, stage_layers
 from moe_course.plan_notes import find_notes, find_refusals
 
 __all__ = ["MoEParallel", "ParallelConfig", "Plan", "RankPlan", "make_plan", "moe_parallel", "rank_groups"]
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """vLLM's parallel flags. Sizes are numbers of ranks.
-
-    `sequence_parallel_moe` of None means: as vLLM derives it (it has no such flag); False turns it off.
-    `external_data_parallel_size` counts copies of the whole deployment that share nothing but the rank numbers.
-    """
-
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    prefill_context_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    enable_expert_parallel: bool = True
-    all2all_backend: str = "allgather_reducescatter"
-    expert_placement_strategy: str = "linear"
-    external_data_parallel_size: int = 1
-    sequence_parallel_moe: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("tensor", "data", "prefill_context", "pipeline", "external_data"):
-            size = getattr(self, f"{name}_parallel_size")
-            if size < 1:
-                raise ConfigError(f"{name}_parallel_size is {size}, needs to be at least 1")
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """Sizes of `AXES`, in that order."""
-        return (
-            self.external_data_parallel_size,
-            self.data_parallel_size,
-            self.pipeline_parallel_size,
-            self.prefill_context_parallel_size,
-            self.tensor_parallel_size,
-        )
-
-    @property
-    def world_size(self) -> int:
-        return prod(self.sizes)
-
-    @property
-    def use_sequence_parallel_moe(self) -> bool:
-        """Does each TP rank take a slice of the rows around a sparse layer? (vLLM's property of this name.)"""
-        backend = OLD_NAMES.get(self.all2all_backend, self.all2all_backend)  # replaced before anything is derived
-        derived = (
-            self.enable_expert_parallel
-            and self.tensor_parallel_size > 1
-            and self.data_parallel_size > 1
-            and backend in SEQUENCE_PARALLEL_BACKENDS
-        )
-        if self.sequence_parallel_moe and not derived:
-            raise ConfigError(
-                "sequence-parallel MoE needs expert parallelism, tensor_parallel_size > 1, data_parallel_size > 1 and "
-                f"a backend that takes it; here expert parallelism is {'on' if self.enable_expert_parallel else 'off'},"
-                f" the sizes are {self.tensor_parallel_size} and {self.data_parallel_size}, the backend is {backend}"
-            )
-        return derived and self.sequence_parallel_moe is not False
-
-    @property
-    def use_all2all(self) -> bool:
-        """Does the EP group get an all-to-all manager? (vLLM's property; not the predicate of the MoE layers.)"""
-        return (
-            self.data_parallel_size > 1
-            or self.use_sequence_parallel_moe
-            or (self.enable_expert_parallel and self.prefill_context_parallel_size > 1)
-        )
 
 
 @dataclass(frozen=True)
@@ -144,11 +78,15 @@ class Plan:
     def world_size(self) -> int:
         return self.parallel.world_size
 
-    @property
+    @cached_property
     def groups(self) -> dict[str, list[list[int]]]:
         """All groups of the world by kind, in world ranks."""
         _, dp, pp, pcp, tp = self.parallel.sizes
         return rank_groups(self.world_size, dp=dp, pp=pp, pcp=pcp, tp=tp)
+
+    @cached_property
+    def _group_of(self) -> dict[str, dict[int, list[int]]]:
+        return {kind: {rank: group for group in groups for rank in group} for kind, groups in self.groups.items()}
 
     def rank(self, rank: int) -> RankPlan:
         """Coordinates, groups and experts of one world rank. Raises ConfigError for a rank outside the world."""
@@ -157,7 +95,7 @@ class Plan:
         place, rest = {}, rank
         for axis, size in zip(reversed(AXES), reversed(self.parallel.sizes), strict=True):
             rest, place[axis] = divmod(rest, size)
-        mine = {kind: next(g for g in groups if rank in g) for kind, groups in self.groups.items()}
+        mine = {kind: group_of[rank] for kind, group_of in self._group_of.items()}
         ep_rank = mine["ep"].index(rank)
         owner = ep_rank if self.moe.use_ep else 0
         first, end = stage_layers(self.config.num_hidden_layers, place["pp"], self.parallel.pipeline_parallel_size)
@@ -167,7 +105,7 @@ class Plan:
         )
 
     def as_dict(self) -> dict:
-        """JSON-ready summary, the same on all ranks. `cost.memory.plan_json` adds what each rank holds."""
+        """JSON-ready summary, the same on all ranks. `plan_json.plan_json` adds what each rank holds."""
         parallel, placement = self.parallel, self.placement
         return {
             "world_size": self.world_size,

@@ -12,63 +12,40 @@ from moe_course.errors import ConfigError
 SCHEMA = "moe_course.run/1"
 
 
-def build_result(options, config, plan, tokenizer, prompts, everybody, reference, facts) -> tuple[dict, Any]:
+def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[dict, Any]:
     """The run's JSON, and the comparison with the reference if there was one.
 
     Args:
+        job: rank 0's `Job`.
         everybody: what each rank handed in after the run, in rank order.
         reference: the running `verify.Reference`, or None when nothing is checked.
-        facts: device, transport, dtype, loaded_s and row invariance of rank 0.
+        facts: loaded_s and row invariance of rank 0.
     """
-    import torch
-
-    from moe_course.backends import BACKENDS
-    from moe_course.combine import accumulator
     from moe_course.comm.ledger import Ledger
-    from moe_course.verify import compare
 
+    options, prompts, plan, dtype = job.options, job.prompts, job.plan, job.dtype
     generations = {g.index: (part["rank"], g) for part in everybody for g in part["generations"]}
     tokens = [generations[i][1].tokens for i in range(len(prompts))]
-    comparison = None
-    if reference is not None:
-        comparison = compare(
-            reference.finish(),
-            prompts,
-            tokens,
-            [torch.stack(generations[i][1].logits) for i in range(len(prompts))],
-            {key: rows for part in everybody for key, rows in part["routed"].items()},
-            config.sparse_layers,
-        )
+    comparison = _compare(job, everybody, generations, tokens, reference)
     ledger = Ledger.merge(part["ledger"] for part in everybody)
-    total = ledger.total()
-    dtype = getattr(torch, facts["dtype"])
-    row_bytes, partial_bytes = (config.hidden_size * d.itemsize for d in (dtype, accumulator(dtype)))
-    passes = sorted({key for part in everybody for key in part["rows_per_pass"]})
-    bound = sum(
-        BACKENDS[plan.backend.name].payload_bound(
-            [part["rows_per_pass"][key] for part in everybody], row_bytes, partial_bytes, plan.placement
-        )
-        for key in passes
-    )
-    prefill_s, decode_s = (max(getattr(p["timing"], name) for p in everybody) for name in ("prefill_s", "decode_s"))
-    prefill, decode = (sum(getattr(p["timing"], n) for p in everybody) for n in ("prefill_tokens", "decode_tokens"))
+    total, bound = ledger.total(), _bound(job, everybody)
     result = {
         "schema": SCHEMA,
         "world_size": plan.world_size,
         "model": str(options.model),
-        "device": facts["device"],
-        "dtype": facts["dtype"],
+        "device": job.device.type,
+        "dtype": str(dtype).removeprefix("torch."),
         "backend": plan.backend.name,
-        "transport": facts["transport"],
+        "transport": job.transport,
         "plan": plan.as_dict(),
         "ranks": [_rank_row(part, plan) for part in everybody],
         "prompts": [
             {
                 "prompt": options.prompts[i],
-                "text": tokenizer.decode(tokens[i]),
+                "text": job.tokenizer.decode(tokens[i]),
                 "prompt_tokens": prompts[i],
                 "tokens": tokens[i],
-                "dp_rank": generations[i][0],
+                "dp_rank": plan.rank(generations[i][0]).dp,
                 "matches_reference": comparison.matches[i] if comparison else None,
             }
             for i in range(len(prompts))
@@ -82,8 +59,74 @@ def build_result(options, config, plan, tokenizer, prompts, everybody, reference
         "bytes": {"payload": total.payload, "padding": total.padding, "metadata": total.metadata},
         "bound": {"payload": bound, "ratio": total.payload / bound if bound else None},
         "ledger": ledger.as_rows(),
+        "load": _load(plan, everybody),
+        **_speed([part for part in everybody if part["lead"]], tokens, facts["loaded_s"]),
+        "guard": everybody[0]["guard"],
+        "row_invariance": facts["invariance"].reason if facts["invariance"] else None,
+        "failures": comparison.failures if comparison else [],
+        "verdict": _verdict(comparison, dtype),
+    }
+    return result, comparison
+
+
+def _compare(job, everybody, generations, tokens, reference):
+    import torch
+
+    from moe_course.verify import compare
+
+    if reference is None:
+        return None
+    routed: dict = {}  # ranks that split a prompt's rows each know some of its positions
+    for part in everybody:
+        for key, positions in part["routed"].items():
+            routed.setdefault(key, {}).update(positions)
+    logits = [torch.stack(generations[i][1].logits) for i in range(len(job.prompts))]
+    return compare(reference.finish(), job.prompts, tokens, logits, routed, job.config.sparse_layers)
+
+
+def _bound(job, everybody) -> int:
+    """Payload bytes that this routing must move."""
+    from moe_course.backends import BACKENDS
+    from moe_course.combine import accumulator
+    from moe_course.modes import payload_bound
+
+    row_bytes, partial_bytes = (job.config.hidden_size * d.itemsize for d in (job.dtype, accumulator(job.dtype)))
+    passes = sorted({key for part in everybody for key in part["rows_per_pass"]})
+    backend = BACKENDS[job.plan.backend.name]
+    return sum(
+        payload_bound(job.plan, backend, [part["rows_per_pass"][key] for part in everybody], row_bytes, partial_bytes)
+        for key in passes
+    )
+
+
+def _load(plan, everybody) -> dict:
+    """Routes computed by each EP rank over the run, and how uneven that is. None where every rank computes all."""
+    import torch
+
+    if not plan.moe.use_ep:
+        return {"routes_per_rank": None, "max_over_mean": None}
+    counts = torch.zeros(plan.moe.ep_size, dtype=torch.int64)
+    for part in everybody:
+        mine = plan.rank(part["rank"])
+        if plan.split_group is None and mine.tp:  # another rank holds the same rows
+            continue
+        for ids in part["rows_per_pass"].values():
+            live = ids[ids >= 0].long()
+            counts += torch.bincount(plan.placement.owner[live].long(), minlength=len(counts))
+    mean = counts.float().mean().item()
+    return {
+        "routes_per_rank": counts.tolist(),
+        "max_over_mean": round(counts.max().item() / mean, 3) if mean else None,
+    }
+
+
+def _speed(leads: list[dict], tokens: list[list[int]], loaded_s: float) -> dict:
+    """Phases and rates. Ranks that share rows count once."""
+    prefill_s, decode_s = (max(getattr(p["timing"], name) for p in leads) for name in ("prefill_s", "decode_s"))
+    prefill, decode = (sum(getattr(p["timing"], n) for p in leads) for n in ("prefill_tokens", "decode_tokens"))
+    return {
         "phases": {
-            "load_s": round(facts["loaded_s"], 3),
+            "load_s": round(loaded_s, 3),
             "prefill_s": round(prefill_s, 4),
             "decode_s": round(decode_s, 4),
             "prefill_tokens": prefill,
@@ -92,11 +135,7 @@ def build_result(options, config, plan, tokenizer, prompts, everybody, reference
             "decode_tokens_per_s": round(decode / decode_s, 1) if decode_s else None,
         },
         "tokens_per_s": round(sum(map(len, tokens)) / (prefill_s + decode_s), 1),
-        "row_invariance": facts["invariance"].reason if facts["invariance"] else None,
-        "failures": comparison.failures if comparison else [],
-        "verdict": _verdict(comparison, dtype),
     }
-    return result, comparison
 
 
 def _verdict(comparison, dtype) -> str:
@@ -110,13 +149,14 @@ def _verdict(comparison, dtype) -> str:
 
 
 def _rank_row(part: dict, plan) -> dict:
-    rank = part["rank"]
+    mine = plan.rank(part["rank"])
     return {
-        "rank": rank,
-        "dp": rank,
-        "tp": 0,
-        "pcp": 0,
-        "experts": plan.placement.num_local(rank),
+        "rank": mine.rank,
+        "dp": mine.dp,
+        "tp": mine.tp,
+        "pcp": mine.pcp,
+        "ep_rank": mine.ep_rank,
+        "experts": len(mine.experts),
         "params": part["params"],
         "expert_bytes": part["expert_bytes"],
         "tensors_read": part["report"].tensors_read,
@@ -126,6 +166,7 @@ def _rank_row(part: dict, plan) -> dict:
         "tensors_ignored": part["report"].ignored,
         "rows_sent": part["ledger"].total().rows,
         "rows_received": part["ledger"].rows_received,
+        "waited_s": round(part["waited_s"], 4),
         "peak_rss": part["peak_rss"],
     }
 

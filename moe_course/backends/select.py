@@ -6,6 +6,7 @@ Source: vLLM `all2all_utils.py : maybe_make_prepare_finalize` and `config/parall
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from moe_course.errors import BackendUnavailable
 
@@ -59,9 +60,11 @@ def select(requested: str = "allgather_reducescatter", *, use_all2all: bool, dp:
         BackendUnavailable: a name that does not run here.
     """
     if requested in VENDOR_PACKAGES:
+        package = VENDOR_PACKAGES[requested]
+        state = "this version does not call" if find_spec(package) else "is not installed here"
         raise BackendUnavailable(
-            f"all2all backend {requested!r} is the library {VENDOR_PACKAGES[requested]}, which this version does not "
-            f"call; choose from: {', '.join(AVAILABLE)}"
+            f"all2all backend {requested!r} needs the package {package}, which {state}; "
+            f"choose from: {', '.join(AVAILABLE)}"
         )
     if requested not in AVAILABLE:
         raise BackendUnavailable(

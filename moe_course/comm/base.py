@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -66,6 +67,16 @@ class Waiting:
         return f"{self.op} #{self.number} (layer {self.layer}, step {self.step})"
 
 
+class Watcher(Protocol):
+    """Whoever knows what other ranks do (`guard.watchdog.Watchdog`)."""
+
+    def explain(self) -> tuple[str, list[str]]:
+        """The culprit in a sentence, and one line about each rank."""
+
+    def gone(self, rank: int | None) -> str:
+        """What became of a rank that is lost; None: of any."""
+
+
 @dataclass
 class Shared:
     """What a group and all its sub-groups have in common on one rank."""
@@ -75,6 +86,8 @@ class Shared:
     step: int = 0
     compare: bool = True  # False: believe every header, as a program without a guard does
     waiting: Waiting | None = None
+    waited_s: float = 0.0  # spent in exchanges so far
+    watchdog: Watcher | None = None
 
 
 class Comm(ABC):
@@ -185,7 +198,7 @@ class Comm(ABC):
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self._agree("barrier", torch.empty(0, 0, dtype=torch.uint8), (), [0] * self.world_size)
-        self.shared.waiting = None
+        self._done()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Comm:
         """The sub-group that contains this rank. All ranks pass the same groups in the same order.
@@ -204,7 +217,7 @@ class Comm(ABC):
                 f"groups {groups}: every rank below {self.world_size} needs to be in one, in rising order"
             )
         group = self._subgroup(groups, groups[number[self.rank]])
-        self.shared.waiting = None
+        self._done()
         return group
 
     # -- what a transport implements ----------------------------------------------------------------------------
@@ -275,7 +288,8 @@ class Comm(ABC):
             self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
         if self.shared.compare:
             self._compare(messages, op, same_counts)
-        self.shared.waiting.waiting_for = others
+        if self.shared.waiting is not None:  # headers are here, rows are next
+            self.shared.waiting.waiting_for = others
         return messages[:, len(header) + 1 : len(header) + 1 + size]
 
     def _dtype_code(self, tensor: torch.Tensor) -> int:
@@ -321,11 +335,16 @@ class Comm(ABC):
             "every rank must make the same calls in the same order with the same shapes"
         )
 
+    def _done(self) -> None:
+        if self.shared.waiting is not None:
+            self.shared.waited_s += time.monotonic() - self.shared.waiting.since
+            self.shared.waiting = None
+
     def _received(
         self, packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]
     ) -> Rows:
         self.ledger.rows_received += len(packed) - counts[self.rank]
-        self.shared.waiting = None
+        self._done()
         return _unpack(packed, rows, metadata, counts)
 
     def _record(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm
-from moe_course.errors import BackendUnavailable, ExchangeTimeout, MoECourseError, RankLost
+from moe_course.errors import BackendUnavailable, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
 
 
 class DistComm(Comm):
@@ -84,16 +84,21 @@ class DistComm(Comm):
             except MoECourseError as error:
                 failures.append(error)
         for op, work in works:
+            if self.shared.waiting is not None:
+                self.shared.waiting.waiting_for = {op.peer}
             try:
                 with self._errors(op.peer):
                     work.wait()
+            except ExchangeTimeout as error:
+                failures.append(error)
+                break  # each of the others would take as long again
             except MoECourseError as error:
                 failures.append(error)
         if failures:
             raise failures[0]  # the later ones follow from it
 
     def _errors(self, peer: int | None) -> _NamedErrors:
-        return _NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout)
+        return _NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout, self.shared.watchdog)
 
     def _subgroup(self, groups: list[list[int]], mine: list[int]) -> DistComm:
         # new_group is collective over the world: every rank creates every group, in one order
@@ -112,8 +117,9 @@ class DistComm(Comm):
 class _NamedErrors:
     """Turns gloo's and NCCL's RuntimeErrors, which name an address at best, into errors that name the rank."""
 
-    def __init__(self, what: str, peer: int | None, ranks: list[int], me: int, timeout: float):
+    def __init__(self, what: str, peer: int | None, ranks: list[int], me: int, timeout: float, watchdog):
         self.what, self.peer, self.ranks, self.me, self.timeout = what, peer, ranks, me, timeout
+        self.watchdog = watchdog
 
     def __enter__(self) -> None:
         return None
@@ -125,12 +131,15 @@ class _NamedErrors:
             f"rank {self.peer}" if self.peer is not None else f"one of ranks {[r for r in self.ranks if r != self.me]}"
         )
         if "imed out" in str(error):
-            raise ExchangeTimeout(
-                f"{self.what}: after {self.timeout:g} s still waiting for {who}; "
-                "every rank must make every call, also with zero rows"
-            ) from error
+            cause, graph = self.watchdog.explain() if self.watchdog else ("", [])
+            cause = cause or "every rank must make every call, also with zero rows"
+            late = ExchangeTimeout(f"{self.what}: after {self.timeout:g} s still waiting for {who}; {cause}")
+            for line in graph:
+                late.add_note(line)
+            raise late from error
         first_line = (str(error).splitlines() or ["no message"])[0]
-        raise RankLost(f"{self.what}: lost {who} ({first_line[:160]})") from error
+        known = self.watchdog.gone(self.peer) if self.watchdog else ""
+        raise RankLost(f"{self.what}: lost {who}: {known or first_line[:160]}") from error
 
 
 def _new_groups(ranks: list[int], device: torch.device, timeout: float):
@@ -152,31 +161,42 @@ def pick_device(device: str = "auto") -> torch.device:
     return torch.device("cuda", local)
 
 
-def init(plan, device: str = "auto", timeout: float = 60) -> DistComm:
-    """Join the world that torchrun described in the environment and return the EP group.
+def join_store(timeout: float = 60):
+    """(store, rank, world_size) of the world that torchrun described in the environment; nothing else is set up yet.
+
+    Raises BackendUnavailable when torchrun did not start this process.
+    """
+    if "RANK" not in os.environ:
+        raise BackendUnavailable("RANK is not set; start this with torchrun, or use moe-course run")
+    return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+
+
+def init(plan, device: str = "auto", timeout: float = 60, store=None) -> DistComm:
+    """Join the world that torchrun described in the environment and return the group of all its ranks.
 
     Args:
         plan: a `Plan`; its `world_size` must be torchrun's.
         device: "auto", "cpu" or "cuda".
         timeout: seconds to wait for a peer in one exchange.
+        store: what `join_store` returned, if it was called before.
 
     Raises:
         BackendUnavailable: not started by torchrun, or no such device here.
         PlanMismatch: torchrun started another number of processes than the plan has ranks.
     """
-    from moe_course.errors import PlanMismatch
-
     if "RANK" not in os.environ:
         raise BackendUnavailable("RANK is not set; start this with torchrun, or use moe-course run")
     where = pick_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    world_size = int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != plan.world_size:
         raise PlanMismatch(f"torchrun started {world_size} ranks, the plan has {plan.world_size}")
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout)
-    )
+    backend, limit = ("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"), timedelta(seconds=timeout)
+    if store is None:
+        dist.init_process_group(backend, timeout=limit)
+    else:
+        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world_size)
     ranks = list(range(world_size))
     return DistComm(*_new_groups(ranks, where, timeout), ranks, where, timeout)
 

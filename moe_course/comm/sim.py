@@ -101,12 +101,12 @@ _GRACE_S = 0.5  # how long other ranks may still report after the first has fail
 def _wait(threads: list[threading.Thread], errors: list[BaseException | None]) -> None:
     """Until all threads have ended, or one has failed and the others had their chance; a busy one is left alone."""
     deadline = None
-    while any(thread.is_alive() for thread in threads):
+    while alive := [thread for thread in threads if thread.is_alive()]:
         if deadline is None and any(error is not None for error in errors):
             deadline = time.monotonic() + _GRACE_S
         if deadline is not None and time.monotonic() > deadline:
             return
-        next(thread for thread in threads if thread.is_alive()).join(0.02)
+        alive[0].join(0.02)
 
 
 def run_threads(world_size: int, fn: Callable[..., Any], *args: Any, timeout: float = 30) -> list[Any]:

@@ -127,42 +127,64 @@ class Reader:
     def __init__(self, index: Mapping[str, TensorInfo]):
         self.index, self.report = index, LoadReport()
         self._files: dict[Path, object] = {}
-        self._read: set[str] = set()
+        self._read: dict[str, int] = {}  # name -> bytes
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: tuple[int, slice] | None = None) -> torch.Tensor:
+        """A tensor, or of it only `part = (dimension, slice)`."""
         info = self.index[name]
         try:
             if info.file not in self._files:
                 self._files[info.file] = safe_open(info.file, framework="pt")
-            tensor = self._files[info.file].get_tensor(name)
+            if part is None:
+                tensor = self._files[info.file].get_tensor(name)
+            else:
+                whole = self._files[info.file].get_slice(name)
+                tensor = whole[part[1]] if part[0] == 0 else whole[:, part[1]]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{info.file.name}: cannot read {name}: {error}") from None
-        self._read.add(name)
+        nbytes = tensor.numel() * tensor.element_size()
+        if not nbytes:
+            raise CheckpointError(f"{name} {list(info.shape)}: the part {part} of it is empty")
+        self._read[name] = nbytes
         self.report.tensors_read += 1
-        self.report.bytes_read += info.nbytes
+        self.report.bytes_read += nbytes
         if EXPERT.match(name):
-            self.report.expert_bytes_read += info.nbytes
+            self.report.expert_bytes_read += nbytes
         return tensor
 
     def read_experts(
-        self, config: MoEConfig, layer: int, experts: Iterable[int], dtype: torch.dtype
+        self,
+        config: MoEConfig,
+        layer: int,
+        experts: Iterable[int],
+        dtype: torch.dtype,
+        shard: tuple[int, int] = (0, 1),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacked weights of the given global experts, in that order: `w13 [n, 2I, H]` (gate first), `w2 [n, H, I]`."""
+        """Stacked weights of the given global experts, in that order: `w13 [n, 2I, H]` (gate first), `w2 [n, H, I]`.
+
+        Args:
+            shard: `(part, parts)` cuts every expert into slices of I: the same rows of gate and up, and those columns
+                of down. Then I in the shapes above is I / parts.
+        """
         experts = list(experts)
-        inter, hidden = config.moe_intermediate_size, config.hidden_size
+        part, parts = shard
+        inter, hidden = config.moe_intermediate_size // parts, config.hidden_size
+        mine = slice(part * inter, (part + 1) * inter)
+        rows, columns = ((0, mine), (1, mine)) if parts > 1 else (None, None)
         w13 = torch.empty(len(experts), 2 * inter, hidden, dtype=dtype)
         w2 = torch.empty(len(experts), hidden, inter, dtype=dtype)
         for row, expert in enumerate(experts):
-            w13[row, :inter] = self.read(expert_name(layer, expert, "gate"))
-            w13[row, inter:] = self.read(expert_name(layer, expert, "up"))
-            w2[row] = self.read(expert_name(layer, expert, "down"))
+            places = {"gate": w13[row, :inter], "up": w13[row, inter:], "down": w2[row]}
+            for projection, place in places.items():
+                name = expert_name(layer, expert, projection)
+                if name in self.index:  # check_index has seen to it, unless a drill asked it not to
+                    place.copy_(self.read(name, columns if projection == "down" else rows))
         return w13, w2
 
     def finish(self, ignored: list[str]) -> LoadReport:
         """Count what was left in the files."""
-        skipped = [info for name, info in self.index.items() if name not in self._read]
-        self.report.tensors_skipped = len(skipped)
-        self.report.bytes_skipped = sum(info.nbytes for info in skipped)
+        self.report.tensors_skipped = sum(name not in self._read for name in self.index)
+        self.report.bytes_skipped = sum(info.nbytes - self._read.get(name, 0) for name, info in self.index.items())
         self.report.ignored = ignored
         self._files.clear()
         return self.report

@@ -54,7 +54,7 @@ def generate(
     """Continue this rank's prompts by `max_new_tokens` tokens each. Every rank of the group must call it.
 
     Args:
-        prompts: prompt index -> token ids; may be empty.
+        prompts: prompt index -> token ids; may be empty. Ranks that share rows (TP, PCP) are given the same ones.
         temperature: 0 is greedy; otherwise sampling, seeded by (seed, prompt index), the same for any rank count.
         stop_at_eos: end a prompt at `eos_token_id`; the group stops when all prompts have ended.
         on_token: called with (prompt index, token).

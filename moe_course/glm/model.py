@@ -16,11 +16,14 @@ import torch
 from torch import nn
 
 from moe_course.backends import BACKENDS
+from moe_course.backends.unprobed import unprobed
 from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
 from moe_course.errors import CheckpointError, ConfigError
+from moe_course.expert_map import Placement
 from moe_course.glm.checkpoint import LoadReport, Reader, check_index, expert_shapes, read_index
 from moe_course.layer import MoELayer
+from moe_course.modes import Mode, make_mode
 from moe_course.parallel import Plan
 from moe_course.stages import Stages
 
@@ -68,6 +71,7 @@ class LoadedModel:
     params: int  # elements held by this rank, experts included
     expert_bytes: int  # bytes of w13 and w2 held by this rank
     device: torch.device
+    mode: Mode
 
 
 def load(
@@ -79,14 +83,18 @@ def load(
     device: torch.device | str = "cpu",
     stages: Stages | None = None,
     on_event: Callable[..., Any] | None = None,
+    held: Placement | None = None,
+    check: bool = True,
 ) -> LoadedModel:
     """Build the shell and read this rank's share of a checkpoint.
 
     Args:
         model_dir: folder with config.json and safetensors, one file or sharded.
-        comm: the EP group.
-        plan: placement and backend.
+        comm: all ranks of the plan; split here into the groups it needs, so every rank must call it.
+        plan: modes, placement and backend.
         dtype: dtype of everything but the router, which stays in fp32.
+        held, check: for drills. Read experts by another placement than the plan's; take a checkpoint with missing
+            experts as it is, as vLLM does, and compute with whatever the memory holds.
 
     Raises:
         ConfigError: an architecture this package cannot run.
@@ -98,12 +106,15 @@ def load(
     index = read_index(folder)
     shell = _build_shell(folder, config)
     expected = {name: tuple(tensor.shape) for name, tensor in shell.state_dict().items() if ".mlp.experts." not in name}
-    ignored = check_index(index, expected | expert_shapes(config), config.num_hidden_layers)
+    needed = expected | expert_shapes(config)
+    if not check:
+        needed = {name: shape for name, shape in needed.items() if name in index or name in expected}
+    ignored = check_index(index, needed, config.num_hidden_layers)
 
-    reader = Reader(index)
+    reader, mode = Reader(index), make_mode(plan, comm)
     blocks = []
     for number in config.sparse_layers:
-        layer = _read_layer(reader, config, number, comm, plan, dtype, device, stages, on_event)
+        layer = _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held)
         blocks.append(SparseBlock(layer))
         shell.model.layers[number].mlp = blocks[-1]
     tensors = {name: reader.read(name).to(device, dtype) for name in shell.state_dict()}
@@ -115,7 +126,7 @@ def load(
     outside = [tensor for block in blocks for tensor in _replicated(block.layer)]
     params = sum(tensor.numel() for tensor in [*tensors.values(), *experts, *outside])
     expert_bytes = sum(tensor.numel() * tensor.element_size() for tensor in experts)
-    return LoadedModel(shell, config, blocks, report, params, expert_bytes, device)
+    return LoadedModel(shell, config, blocks, report, params, expert_bytes, device, mode)
 
 
 def check_supported(config: MoEConfig, folder: Path) -> None:
@@ -164,9 +175,10 @@ def _check_same_reading(folder: Path, config: MoEConfig, shell: nn.Module) -> No
         )
 
 
-def _read_layer(reader, config, number, comm, plan, dtype, device, stages, on_event) -> MoELayer:
+def _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held) -> MoELayer:
     prefix = f"model.layers.{number}.mlp"
-    w13, w2 = reader.read_experts(config, number, plan.placement.experts_of(comm.rank), dtype)
+    experts, shard = (held or plan.placement).experts_of(mode.ep_rank), (mode.moe_tp_rank, mode.moe_tp_size)
+    w13, w2 = reader.read_experts(config, number, experts, dtype, shard)
     shared = None
     if config.n_shared_experts:
         gate, up, down = (reader.read(f"{prefix}.shared_experts.{p}_proj.weight") for p in ("gate", "up", "down"))
@@ -175,8 +187,9 @@ def _read_layer(reader, config, number, comm, plan, dtype, device, stages, on_ev
     return MoELayer(
         config,
         plan.placement,
-        comm,
-        BACKENDS[plan.backend.name],
+        mode.dispatch,
+        BACKENDS.get(plan.backend.name) or unprobed(plan.backend.name),
+        mode=mode,
         gate_weight=reader.read(f"{prefix}.gate.weight").to(device, torch.float32),
         bias=None if bias is None else bias.to(device, torch.float32),
         w13=w13.to(device),

@@ -59,20 +59,24 @@ class Recorder:
             self.outputs.append(tensors["output"].float().cpu())
 
     def _on_dispatch(self, layer: MoELayer, dispatched) -> None:
-        ids, comm = self._route["topk_ids"].cpu(), layer.comm
+        """Of rows that ranks share, each route belongs to the rank that takes it to its owner."""
+        ids, comm, mode = self._route["topk_ids"].cpu(), layer.comm, layer.mode
+        own = mode.own_rows(len(self.token_ids))
+        owner = mode.placement.owner[ids.long().clamp(min=0)]
         slots = getattr(layer.backend, "slots", None) if layer.stages.dispatch is None else None
         unknown = torch.full(ids.shape, -1)
         send_row, receive_row = (
-            slots(ids, dispatched, comm=comm, placement=layer.placement) if slots else (unknown, unknown)
+            slots(ids, dispatched, comm=comm, placement=mode.placement) if slots else (unknown, unknown)
         )
         self.passes.append(
             {
                 "step": comm.step,
                 "layer": layer.layer,
-                "rank": comm.rank,
-                "token_ids": self.token_ids,
-                "places": self.places,
+                "rank": comm.world_rank,
+                "token_ids": self.token_ids[own],
+                "places": self.places[own],
                 "topk_ids": ids,
+                "carried": (ids >= 0) & ((owner >= 0) if mode.travels else (owner == comm.rank)),
                 "topk_weights": self._route["topk_weights"].cpu(),
                 "owner": layer.placement.owner,
                 "local": layer.placement.local,
@@ -95,12 +99,20 @@ class Recorder:
                 }
             )
 
+    def routed(self) -> dict[tuple[int, int], dict[int, torch.Tensor]]:
+        """(prompt, layer) -> position -> sorted expert ids `[K]`, of the rows this rank took through the layers."""
+        found: dict[tuple[int, int], dict[int, torch.Tensor]] = defaultdict(dict)
+        for entry in self.passes:
+            for row, (prompt, position) in enumerate(entry["places"]):
+                found[prompt, entry["layer"]][position] = entry["topk_ids"][row].sort().values
+        return dict(found)
+
     def columns(self) -> dict[str, torch.Tensor]:
         """One 1-D tensor per column, one entry per route of this rank's rows; routes of -1 are left out."""
         parts: dict[str, list[torch.Tensor]] = defaultdict(list)
         for entry in self.passes:
             ids = entry["topk_ids"].long()
-            rows, ks = (ids >= 0).nonzero(as_tuple=True)
+            rows, ks = entry["carried"].nonzero(as_tuple=True)
             experts = ids[rows, ks]
             parts["step"].append(torch.full_like(rows, entry["step"]))
             parts["layer"].append(torch.full_like(rows, entry["layer"]))

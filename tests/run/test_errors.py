@@ -44,7 +44,16 @@ def assert_one_line(course, ended, code, *says):
         (["--model", "/does/not/exist"], ["/does/not/exist"]),
         (["--trace-values"], ["--trace"]),
         (["--world-size", "2", "--data-parallel-size", "3"], ["2", "3"]),
-        (["--world-size", "2", "--no-enable-expert-parallel"], ["expert"]),
+        (["--world-size", "3", "--no-enable-expert-parallel"], ["moe_intermediate_size", "3 equal parts"]),
+        (["--world-size", "5", "--tensor-parallel-size", "2"], ["--world-size 5", "--tensor-parallel-size 2"]),
+        (["--data-parallel-size", "2", "--prefill-context-parallel-size", "2"], ["data_parallel_size 2", "vLLM"]),
+        (["--pipeline-parallel-size", "2"], ["--pipeline-parallel-size 2", "drill pipeline"]),
+        (["--tensor-parallel-size", "2", "--trace", "t"], ["--trace needs expert parallelism"]),
+        (["--world-size", "4", "--sequence-parallel-moe"], ["tensor_parallel_size > 1"]),
+        (["--all2all-backend", "deepep_v2"], ["deepep_v2", "package deep_ep"]),
+        (["--timeout", "0"], ["--timeout is 0"]),
+        (["--fault", "explode@rank=1"], ["explode", "kill"]),
+        (["--world-size", "2", "--override", "4:dtype=bfloat16"], ["rank 4", "ranks 0 to 1"]),
     ],
 )  # fmt: skip
 def test_wrong_options_end_before_a_rank_starts(course, args, says):
@@ -151,5 +160,5 @@ def test_a_killed_launcher_takes_everything_along(course):
 
 
 def test_the_time_limit_ends_all_ranks(course):
-    ended = course.run(*LONG, "--timeout", "6")
+    ended = course.run(*LONG, "--time-limit", "6")
     assert_one_line(course, ended, 5, "not finished after 6 s")

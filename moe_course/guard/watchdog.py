@@ -1,0 +1,239 @@
+"""Say who is waiting for whom, and who holds everybody up, before and when time runs out.
+
+A thread on every rank looks at the exchange its rank is in. One that lasts longer than `warn_after` raises an alarm
+in the store; every rank that is alive then publishes what it does: the exchange it waits in, or the line of code it
+computes at. At the time-out a rank follows the waits from itself to the one that waits for nobody.
+
+Source: torch's flight recorder and `monitored_barrier` name late ranks too; vLLM logs a warning when an engine
+waits for long. Built in: notebook 12.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moe_course.comm.base import Shared
+
+_ANSWER_S = 1.0  # how long ranks have to answer an alarm
+_LOOK_EVERY_S = 0.25
+
+
+@dataclass
+class Status:
+    """What a rank said about itself, or what can be seen from outside."""
+
+    rank: int
+    doing: str  # "waiting", "computing", "returned", "failed", "dead", "stopped", "silent"
+    detail: str = ""
+    waiting_for: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    stack: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = f"rank {self.rank} "
+        if self.doing == "waiting":
+            return text + f"waits in {self.detail} for {_ranks(self.waiting_for)} since {self.seconds:.1f} s"
+        return text + {
+            "computing": f"is still computing, {self.detail}",
+            "returned": f"has returned early {self.detail}".rstrip(),
+            "failed": f"has failed: {self.detail}",
+            "dead": f"is dead, its process {self.detail} is gone",
+            "stopped": f"is stopped (SIGSTOP), its process {self.detail} does not run",
+            "silent": f"does not answer, process {self.detail}",
+        }.get(self.doing, self.doing)
+
+
+class Watchdog(threading.Thread):
+    """Watches one rank's exchanges.
+
+    Args:
+        store: a store of its own connection (`store.clone()`), seen by all ranks.
+        shared: `comm.shared`; its `waiting` is the exchange the rank is in.
+        places: host and pid of every rank, from the handshake.
+        warn_after: seconds in one exchange before the alarm.
+        on_warn: called with a sentence and this rank's status, once for each exchange that lasts too long.
+    """
+
+    def __init__(
+        self,
+        store,
+        rank: int,
+        shared: Shared,
+        places: list[dict],
+        warn_after: float,
+        on_warn: Callable[[str], None] = lambda text: None,
+    ):
+        super().__init__(daemon=True, name=f"watchdog-{rank}")
+        self.store, self.rank, self.shared, self.places = store, rank, shared, places
+        self.warn_after, self.on_warn = warn_after, on_warn
+        self._main = threading.main_thread().ident
+        self._answered, self._warned = 0, None
+        self._end = threading.Event()
+        self._lock = threading.Lock()  # one connection, two threads
+        self._since = time.monotonic()  # of the last change between waiting and computing
+        self._seen: object = None
+
+    def run(self) -> None:
+        pause = min(_LOOK_EVERY_S, self.warn_after / 4)
+        while not self._end.wait(pause):
+            try:
+                self._look()
+            except RuntimeError:  # the store went away with its host; nothing to tell anybody any more
+                return
+
+    def stop(self, how: str, detail: str = "") -> None:
+        """The rank leaves: with "returned" or "failed" and a reason, for those who still wait for it."""
+        self._end.set()
+        if self.is_alive():
+            self.join(2)
+        try:
+            self._publish(Status(self.rank, how, detail))
+        except RuntimeError:
+            return
+
+    def explain(self) -> tuple[str, list[str]]:
+        """Who holds this rank up: one sentence on the culprit, and the wait-for graph, a line for each rank."""
+        try:
+            statuses = self._ask()
+        except RuntimeError:
+            return "", []
+        return culprit(statuses, self.rank), [str(status) for status in statuses]
+
+    def gone(self, rank: int | None) -> str:
+        """What became of a rank whose connection broke; with None of any rank that is no longer there."""
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                found = [self._from_outside(peer) for peer in ([rank] if rank is not None else range(len(self.places)))]
+            except RuntimeError:
+                return ""
+            found = [status for status in found if status.doing in ("dead", "returned", "failed")]
+            if found or time.monotonic() > deadline:  # a process takes a moment to end, or to say goodbye
+                return "; ".join(map(str, found))
+            time.sleep(0.05)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        waiting, now = self.shared.waiting, time.monotonic()
+        if waiting is not self._seen:
+            self._seen, self._since = waiting, now
+        if waiting is not None and waiting is not self._warned and now - waiting.since > self.warn_after:
+            self._warned = waiting
+            with self._lock:
+                self.store.add("alarm", 1)
+            self.on_warn(str(self._status()))
+        with self._lock:
+            alarm = self.store.add("alarm", 0)
+        if alarm != self._answered:
+            self._publish(self._status(), alarm)
+
+    def _status(self) -> Status:
+        waiting = self.shared.waiting
+        if waiting is not None:
+            seconds = time.monotonic() - waiting.since
+            return Status(self.rank, "waiting", str(waiting), sorted(waiting.waiting_for), seconds, self._stack())
+        stack, seconds = self._stack(), time.monotonic() - self._since
+        where = f"layer {self.shared.layer}, step {self.shared.step}, for {seconds:.1f} s, at {stack[-1]}"
+        return Status(self.rank, "computing", where, [], seconds, stack)
+
+    def _stack(self) -> list[str]:
+        frame = sys._current_frames().get(self._main)
+        frames = traceback.extract_stack(frame) if frame is not None else []
+        return [f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames] or ["an unknown place"]
+
+    def _publish(self, status: Status, alarm: int | None = None) -> None:
+        with self._lock:
+            alarm = self.store.add("alarm", 0) if alarm is None else alarm
+            self.store.set(f"status/{self.rank}", json.dumps(vars(status) | {"alarm": alarm}))
+        self._answered = alarm
+
+    def _ask(self) -> list[Status]:
+        with self._lock:
+            alarm = self.store.add("alarm", 1)
+        self._publish(self._status(), alarm)
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            statuses = [self._read(rank, alarm) for rank in range(len(self.places))]
+            if all(statuses) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return [status or self._from_outside(rank) for rank, status in enumerate(statuses)]
+
+    def _read(self, rank: int, alarm: int) -> Status | None:
+        """A rank's answer to this alarm; of one that has left, its last word."""
+        with self._lock:
+            if not self.store.check([f"status/{rank}"]):
+                return None
+            said = json.loads(self.store.get(f"status/{rank}"))
+        final = said["doing"] in ("returned", "failed")
+        return _status(said) if said["alarm"] >= alarm or final else None
+
+    def _from_outside(self, rank: int) -> Status:
+        said = self._read(rank, sys.maxsize)
+        if said is not None:
+            return said
+        place = self.places[rank]
+        where = f"{place['pid']} on {place['host']}"
+        if place["host"] != socket.gethostname():
+            return Status(rank, "silent", where)
+        state = _process_state(place["pid"])
+        return Status(rank, {"T": "stopped", "t": "stopped", None: "dead", "Z": "dead"}.get(state, "silent"), where)
+
+
+def culprit(statuses: list[Status], start: int) -> str:
+    """Follow the waits from `start` to a rank that waits for nobody, or round in a circle."""
+    by_rank = {status.rank: status for status in statuses}
+    path, current = [], by_rank[start]
+    while current.doing == "waiting" and current.rank not in path:
+        path.append(current.rank)
+        peers = [by_rank[rank] for rank in current.waiting_for if rank in by_rank and rank != current.rank]
+        others = [peer for peer in peers if peer.doing != "waiting"]
+        elsewhere = [peer for peer in peers if peer.detail != current.detail]
+        following = (others or elsewhere or peers)[:1]
+        if not following:
+            return str(current)
+        current = following[0]
+    if current.doing != "waiting":
+        return str(current)
+    circle = [by_rank[rank] for rank in path[path.index(current.rank) :]]
+    if len({status.detail for status in circle}) > 1:
+        return "ranks wait for each other in different exchanges: " + "; ".join(map(str, circle))
+    return "ranks wait for each other: " + "; ".join(map(str, circle))
+
+
+def place() -> dict:
+    """Host and process of this rank, for the handshake."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _status(said: dict) -> Status:
+    return Status(**{key: value for key, value in said.items() if key != "alarm"})
+
+
+def _process_state(pid: int) -> str | None:
+    """Letter of the process state (Linux: T is stopped, Z a zombie), None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return "?"
+    return "?"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks)) or 'none'}"

@@ -1,0 +1,127 @@
+"""What one rank is going to do, worked out from its options before anything is exchanged.
+
+Built in: notebook 13.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from moe_course.comm.dist import pick_device
+from moe_course.config import MoEConfig
+from moe_course.errors import BackendUnavailable
+from moe_course.glm.checkpoint import read_index
+from moe_course.guard.handshake import ERROR, MAY_DIFFER, digest
+from moe_course.guard.watchdog import place
+from moe_course.options import RunOptions
+from moe_course.parallel import Plan, make_plan
+from moe_course.tokenizer import load_tokenizer
+
+#: Options that are stated in another form: their content, not their name or their folder.
+_STATED_OTHERWISE = {"model", "reference_model", "prompts", "faults", "overrides"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A rank's options, and all that follows from them."""
+
+    options: RunOptions
+    config: MoEConfig
+    tokenizer: Any
+    prompts: list[list[int]]  # token ids
+    plan: Plan
+    device: torch.device
+    transport: str
+    dtype: torch.dtype
+
+    def mine(self, dp_rank: int) -> dict[int, list[int]]:
+        """Prompts of one data-parallel rank: index -> token ids."""
+        dp = self.plan.parallel.data_parallel_size
+        return {index: tokens for index, tokens in enumerate(self.prompts) if index % dp == dp_rank}
+
+
+def prepare(options: RunOptions) -> Job:
+    """Read the config, make the plan, choose device and dtype. Raises what `make_plan` and the readers raise."""
+    config = MoEConfig.from_pretrained(options.model)
+    tokenizer = load_tokenizer(options.model, config)
+    prompts = [tokenizer.encode(prompt) for prompt in options.prompts]
+    options.check_against(config, [len(tokens) for tokens in prompts])
+    plan = make_plan(options.parallel(), config, strict=options.guard)
+    device = pick_device(options.device)
+    return Job(
+        options, config, tokenizer, prompts, plan, device, _transport(options.transport, device),
+        _dtype(options.dtype, device),
+    )  # fmt: skip
+
+
+def statement(options: RunOptions, job: Job | None, error: Exception | None) -> dict[str, Any]:
+    """What this rank tells the others before the first exchange, see `guard.handshake`.
+
+    First the options as given, then the plan and what follows from it: shapes, dtypes and digests of expert map,
+    checkpoint, prompts.
+    """
+    said: dict[str, Any] = {"moe_course": _version("moe-course"), "torch": str(torch.__version__)}
+    said["transformers"] = _version("transformers")
+    for option in fields(options):
+        if option.name not in _STATED_OTHERWISE:
+            value = getattr(options, option.name)
+            said[option.name] = value if isinstance(value, bool | int | float | None) else str(value)
+    said["prompts"] = digest(options.prompts)
+    said |= place() | {"python": platform.python_version(), "threads": torch.get_num_threads()}
+    said["local_rank"] = os.environ.get("LOCAL_RANK", "0")
+    if job is not None:
+        said |= _follows(job)
+    if error is not None:
+        said[ERROR] = [type(error).__name__, str(error)]
+    return said
+
+
+def statement_fields(job: Job) -> list[str]:
+    """Fields of a statement in which ranks must agree."""
+    return [name for name in statement(job.options, job, None) if name not in MAY_DIFFER]
+
+
+def _follows(job: Job) -> dict[str, Any]:
+    """Fields that follow from the options and the files."""
+    plan, config = job.plan, job.config
+    found = {f"plan.{name}": value for name, value in plan.as_dict().items()}
+    found |= {f"config.{name}": value for name, value in asdict(config).items()}
+    index = read_index(job.options.model)
+    files = {info.file.name: info.file.stat().st_size for info in index.values()}
+    headers = sorted((info.name, info.dtype, info.shape, info.file.name, info.nbytes) for info in index.values())
+    inter = config.moe_intermediate_size // plan.moe.tp_size
+    return found | {
+        "device_type": job.device.type,
+        "rows_dtype": str(job.dtype).removeprefix("torch."),
+        "transport_used": job.transport,
+        "expert_shapes": [[2 * inter, config.hidden_size], [config.hidden_size, inter]],
+        "expert_map_digest": digest([plan.placement.owner.tolist(), plan.placement.local.tolist()]),
+        "checkpoint_digest": digest([sorted(files.items()), headers]),
+        "tokens_digest": digest(job.prompts),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _transport(asked: str, device: torch.device) -> str:
+    fits = "nccl" if device.type == "cuda" else "gloo"
+    if asked not in ("auto", fits):
+        raise BackendUnavailable(f"--transport {asked} does not carry {device.type} tensors here; use auto or {fits}")
+    return fits
+
+
+def _dtype(asked: str, device: torch.device) -> torch.dtype:
+    if asked == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, asked)

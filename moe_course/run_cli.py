@@ -1,0 +1,238 @@
+"""`moe-course run`: its flags, and the launch. Flags are vLLM's where vLLM has them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moe_course.config import MoEConfig
+from moe_course.errors import MoECourseError
+from moe_course.nodes import Nodes, slurm_nodes
+from moe_course.options import DEFAULT_PROMPTS, TINY, RunOptions, read_prompts, started_by_torchrun
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Strategy(StrEnum):
+    linear = "linear"
+    round_robin = "round_robin"
+
+
+class Transport(StrEnum):
+    auto = "auto"
+    threads = "threads"
+    gloo = "gloo"
+    nccl = "nccl"
+    shm = "shm"
+    vendor = "vendor"
+
+
+def run(
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeat it for several prompts.")] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(help="One prompt a line; .jsonl: one JSON string a line.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt.")] = 32,
+    world_size: Annotated[
+        int | None,
+        typer.Option(help="Ranks in all. Alone: data parallel, with experts spread over all of them (DP + EP)."),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share their rows.")
+    ] = None,
+    data_parallel_size: Annotated[
+        int | None, typer.Option("--data-parallel-size", "-dp", help="Ranks, or groups of ranks, with own prompts.")
+    ] = None,
+    prefill_context_parallel_size: Annotated[
+        int | None,
+        typer.Option("--prefill-context-parallel-size", "-pcp", help="Ranks that split the rows of a prompt."),
+    ] = None,
+    pipeline_parallel_size: Annotated[
+        int | None, typer.Option("--pipeline-parallel-size", "-pp", help="Only in moe-course plan and its drill.")
+    ] = None,
+    enable_expert_parallel: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-expert-parallel/--no-enable-expert-parallel",
+            help="Spread whole experts over the ranks. With a size flag off unless given, as in vLLM; else on.",
+        ),
+    ] = None,
+    sequence_parallel_moe: Annotated[
+        bool | None,
+        typer.Option(
+            "--sequence-parallel-moe/--no-sequence-parallel-moe",
+            help="TP ranks split the rows of a sparse layer. vLLM has no such flag: it derives it, and so does this.",
+        ),
+    ] = None,
+    all2all_backend: Annotated[
+        str, typer.Option(help="How rows travel: allgather_reducescatter (also naive, pplx).")
+    ] = "allgather_reducescatter",
+    expert_placement_strategy: Annotated[
+        Strategy, typer.Option(help="Which rank owns which expert.")
+    ] = Strategy.linear,
+    model: Annotated[
+        Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.", show_default=False)
+    ] = TINY,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    transport: Annotated[
+        Transport, typer.Option(help="What carries the rows; auto: nccl on GPUs, gloo on CPUs.")
+    ] = Transport.auto,
+    dtype: Annotated[Dtype, typer.Option(help="auto: float32 on CPUs, bfloat16 on GPUs.")] = Dtype.auto,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy. Sampling does not depend on the number of ranks.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    stop_at_eos: Annotated[
+        bool, typer.Option("--stop-at-eos/--no-stop-at-eos", help="End a prompt at the end-of-text token.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Compare with the untouched one-process model.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="Folder for the trace: every route of every token.")] = None,
+    trace_values: Annotated[
+        bool, typer.Option("--trace-values/--no-trace-values", help="Also store contributions and outputs.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures of the run.")] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds a rank waits for its peers in one exchange; then the culprit is named.")
+    ] = 60.0,
+    warn_after: Annotated[float, typer.Option(help="Seconds in one exchange after which a rank says so.")] = 10.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds until the whole run is ended.")] = 600.0,
+    guard: Annotated[
+        bool,
+        typer.Option("--guard/--no-guard", help="Handshake, watchdog, audit and canary. Off: what bare gloo does."),
+    ] = True,
+    timings: Annotated[
+        bool, typer.Option("--timings/--no-timings", help="Print where the time went, the guard's share with it.")
+    ] = False,
+    nnodes: Annotated[int, typer.Option(help="Machines; start the same command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option(help="This machine, from 0.")] = 0,
+    master_addr: Annotated[str | None, typer.Option(help="Name or address of machine 0.")] = None,
+    master_port: Annotated[int, typer.Option(help="A free port of machine 0.")] = 29500,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Take the four above from the Slurm job.")] = False,
+    reference_model: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    fault: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    override: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Run a model expert-parallel on real text.
+
+    Starts its own ranks under torchrun. Prompt i goes to data-parallel rank i modulo their number.
+
+    \b
+    moe-course run --check --prompt "def add(a, b):"
+    moe-course run --world-size 3 --prompts-file prompts.jsonl --json out.json --trace trace/
+    moe-course run -tp 2 -dp 2 --enable-expert-parallel --check
+    torchrun --standalone --nproc-per-node 2 -m moe_course.run --check
+    """
+    prompts = tuple(prompt or ()) + (read_prompts(prompts_file) if prompts_file else ())
+    if not prompts and not prompts_file:
+        prompts = DEFAULT_PROMPTS
+    options = RunOptions(
+        model=model,
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        world_size=world_size,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        prefill_context_parallel_size=prefill_context_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+        enable_expert_parallel=enable_expert_parallel,
+        sequence_parallel_moe=sequence_parallel_moe,
+        all2all_backend=all2all_backend,
+        expert_placement_strategy=expert_placement_strategy.value,
+        device=device.value,
+        transport=transport.value,
+        dtype=dtype.value,
+        temperature=temperature,
+        seed=seed,
+        stop_at_eos=stop_at_eos,
+        check=check,
+        trace=trace,
+        trace_values=trace_values,
+        json_file=json_file,
+        timeout=timeout,
+        warn_after=warn_after,
+        time_limit=time_limit,
+        guard=guard,
+        timings=timings,
+        reference_model=reference_model,
+        faults=tuple(fault or ()),
+        overrides=tuple(override or ()),
+    )
+    if started_by_torchrun():  # this is a rank
+        from moe_course.run import rank_main
+
+        return rank_main(options)
+    return launch_run(options, slurm_nodes() if slurm else Nodes(nnodes, node_rank, master_addr, master_port))
+
+
+def launch_run(options: RunOptions, nodes: Nodes) -> int:
+    """Check the options, start this node's ranks, show what they do. Returns the exit code."""
+    from rich.console import Console
+
+    from moe_course.console import RunDisplay, print_result
+    from moe_course.launch import launch
+    from moe_course.tokenizer import load_tokenizer
+
+    config = MoEConfig.from_pretrained(options.model)
+    tokenizer = load_tokenizer(options.model, config)
+    options.check_against(config, [len(tokenizer.encode(text)) for text in options.prompts])
+    world_size = options.resolved_world_size()
+    if _worth_planning(options) and not options.overrides:  # a rank may be meant to fail in its own way
+        from moe_course.parallel import make_plan
+
+        make_plan(options.parallel(), config)
+    signal.signal(signal.SIGTERM, _interrupt)  # `timeout` and `kill` clean up like Ctrl-C
+    console = Console()
+    display = RunDisplay(console, options.prompts, tokenizer, nodes.processes_here(world_size), options.max_new_tokens)
+    argv = options.as_arguments()
+    if not any(arg.startswith(("--world-size", "--tensor", "--data", "--prefill")) for arg in argv):
+        argv.append(f"--world-size={world_size}")
+    try:
+        with display:
+            ended = launch(argv, world_size, display.on_event, options.time_limit, nodes=nodes)
+    except KeyboardInterrupt:
+        print("error: interrupted, all ranks were ended", file=sys.stderr)
+        return 130
+    if ended.result is not None:
+        print_result(ended.result, console, options.timings)
+    elif nodes.node_rank and not ended.error:
+        console.print("the ranks of this node are done; texts, figures and verdict are on node 0")
+    if ended.error:
+        print(ended.error, file=sys.stderr)
+        for line in ended.graph:
+            print(f"  {line}", file=sys.stderr)
+        if options.json_file and ended.result is None:
+            from moe_course.result import SCHEMA, write_json
+
+            with contextlib.suppress(MoECourseError):  # that may be what failed
+                write_json(options.json_file, {"schema": SCHEMA, "error": ended.error, "verdict": "failed"})
+    return ended.returncode
+
+
+def _worth_planning(options: RunOptions) -> bool:
+    """Flags whose mistakes only the plan can see; it imports torch, so it is not made for nothing."""
+    default = RunOptions()
+    names = ("all2all_backend", "enable_expert_parallel", "sequence_parallel_moe", "tensor_parallel_size")
+    names += ("data_parallel_size", "prefill_context_parallel_size")
+    return any(getattr(options, name) != getattr(default, name) for name in names)
+
+
+def _interrupt(number, frame) -> None:
+    raise KeyboardInterrupt
