@@ -285,3 +285,58 @@ def twice_the_same_group(comm: Comm) -> list[float]:
         for number in range(20)
         for which, group in enumerate(groups)
     ]
+
+
+PAIRS = [[0, 1], [2, 3]]
+
+
+def mismatch_in_a_pair(comm: Comm, kind: str) -> dict[str, Any]:
+    """Ranks 2 and 3 disagree in their group as in `mismatch`; 0 and 1 agree in theirs. Then all of them meet again."""
+    comm.layer, comm.step = 0, 0
+    group, found = comm.split(PAIRS), {"message": None}
+    if comm.rank >= 2:
+        found = mismatch(group, kind)
+    else:
+        group.barrier()
+    comm.barrier()
+    return found
+
+
+def expected_in_message_of_a_pair(kind: str, number: int) -> list[str]:
+    """As `expected_in_message`, with the ranks' numbers in the world."""
+    words = expected_in_message(kind, 2, number)
+    return [word.replace("rank 1", "rank 3").replace("rank 0", "rank 2") for word in words]
+
+
+def labels_in_a_pair(comm: Comm) -> dict[str, Any]:
+    """Layer and step are set on the world, then on the group; what the other one says, and the ledger of both."""
+    comm.ledger, comm.layer, comm.step = Ledger(), 5, 7
+    group, found = comm.split(PAIRS), {}
+    found["group"] = group.layer, group.step
+    comm.layer = 8  # as a layer does, after the split
+    group.all_gather_rows(torch.zeros(comm.rank, 2))
+    group.all_to_all_rows(torch.zeros(3, 2), [1, 2])
+    group.layer, group.step = 9, 10
+    group.all_reduce(torch.zeros(4, 2))
+    comm.barrier()
+    found["world"] = comm.layer, comm.step
+    found["members"], found["world rank"] = group.members, group.world_rank
+    found["ledger"] = {(row["op"], row["layer"], row["src"], row["dst"]): row["rows"] for row in comm.ledger.as_rows()}
+    return found
+
+
+def expected_labels(rank: int) -> dict[str, Any]:
+    """What `labels_in_a_pair` finds on one of four ranks."""
+    peer, place = rank ^ 1, rank % 2
+    ledger = {("split", 5, rank, other): 0 for other in range(4) if other != rank}
+    ledger |= {("barrier", 9, rank, other): 0 for other in range(4) if other != rank}
+    ledger["all_gather_rows", 8, rank, peer] = rank
+    ledger["all_to_all_rows", 8, rank, peer] = [2, 1][place]
+    ledger["all_reduce", 9, rank, peer] = 4
+    return {
+        "group": (5, 7),
+        "world": (9, 10),
+        "members": PAIRS[rank // 2],
+        "world rank": rank,
+        "ledger": ledger,
+    }

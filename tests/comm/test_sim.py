@@ -18,9 +18,13 @@ from exchange_cases import (
     descending,
     every_operation,
     expected_in_message,
+    expected_in_message_of_a_pair,
+    expected_labels,
     gathered_counts,
+    labels_in_a_pair,
     metadata_of,
     mismatch,
+    mismatch_in_a_pair,
     pairs,
     rows_of,
     sent_counts,
@@ -449,6 +453,12 @@ def test_the_caller_does_not_wait_for_a_rank_that_never_comes():
     assert not done.is_set()
 
 
+def test_a_rank_may_end_while_the_caller_looks_at_the_others():
+    """Alive when the caller asks whether to wait, and gone when it picks whom to wait for."""
+    answers = iter([True, False])
+    sim._wait([SimpleNamespace(is_alive=lambda: next(answers, False), join=lambda timeout: None)], [None])
+
+
 @pytest.mark.parametrize("failing", [0, 2])
 def test_the_error_of_a_rank_comes_before_the_errors_it_caused(failing):
     """The package's own errors carry the rank in front."""
@@ -556,3 +566,32 @@ def test_losing_a_member_is_noticed_in_its_group():
 
     with pytest.raises(RankLost, match="rank 2: barrier.*rank 3 has returned"):
         run_threads(4, rank_function, timeout=20)
+
+
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_disagreement_in_a_group_names_ranks_of_the_world(kind):
+    """Ranks 2 and 3 are 0 and 1 in their group; nobody could find them by those numbers."""
+    results = run_threads(4, mismatch_in_a_pair, kind, timeout=10)
+    assert [result["message"] for result in results[:2]] == [None, None]
+    message = results[2]["message"]
+    assert message is not None and message == results[3]["message"]
+    for words in expected_in_message_of_a_pair(kind, results[2]["number"]):
+        assert words in message
+    assert "rank 0" not in message and "rank 1" not in message
+
+
+def test_ledger_and_labels_are_shared_with_groups():
+    """World ranks as source and destination; layer and step set on the world are those of its groups, and back."""
+    assert run_threads(4, labels_in_a_pair) == [expected_labels(rank) for rank in range(4)]
+
+
+def test_a_rank_that_does_not_come_to_its_group_is_named():
+    def rank_function(comm):
+        comm.layer, comm.step = 6, 2
+        group = comm.split([[0, 1], [2, 3]])
+        if comm.rank == 3:
+            time.sleep(1)
+        group.barrier()
+
+    with pytest.raises(ExchangeTimeout, match=r"rank 2: barrier #1 \(layer 6, step 2\): .* for ranks \[3\]"):
+        run_threads(4, rank_function, timeout=0.3)
