@@ -10,9 +10,10 @@ import sys
 
 import typer
 
+from moe_course.bench.command import bench
 from moe_course.drills.command import drill
 from moe_course.errors import MoECourseError
-from moe_course.plan_cli import plan
+from moe_course.planner.command import plan
 from moe_course.run_cli import run
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ _EXIT_CODES = "Exit codes: 2 usage, 3 verification failed, 4 ranks disagree, 5 l
 
 app.command(epilog=_EXIT_CODES)(run)
 app.command()(drill)
+app.add_typer(bench, name="bench")
 app.command()(plan)
 
 

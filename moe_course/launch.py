@@ -1,7 +1,8 @@
 """Start ranks under torchrun from anywhere — a shell, a notebook cell, a test — and leave nothing behind.
 
 `launch` starts `python -m torch.distributed.run … -m moe_course.run ARGS`, hands over every event the ranks
-print, and ends all processes on Ctrl-C, on time-out and when a rank is lost. This module does not import torch.
+print, and ends all processes on Ctrl-C, on time-out and when a rank is lost. With several machines each launches
+its own share, see nodes.py. This module does not import torch.
 
 Built in: notebooks 00 and 13.
 """
@@ -23,9 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moe_course.nodes import ONE_NODE, Nodes, gloo_environment, torchrun_command
+
 EVENT_MARK = "@@"  # starts a line of stdout that is an event
 EVENTS_ENV, RESULT_ENV = "MOE_COURSE_EVENTS", "MOE_COURSE_RESULT"
 GRACE_S = 3.0  # between TERM and KILL
+_HURRY_S = {"RankLost": 4.0}  # from a rank's error to the end of all others; torchrun would wait 30 s for a stopped one
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,10 +40,11 @@ class RunResult:
     Attributes:
         returncode: 0, or the exit code of the command line (2 usage, 3 verification, 4 mismatch, 5 lost or late).
         error: one line that names the rank, or None.
-        result: the run's JSON (`moe_course.run/1`), or None if it never got that far.
-        events: everything the ranks reported, in order of arrival.
+        result: the run's JSON (`moe_course.run/1`), or None: it never got that far, or rank 0 is on another node.
+        events: everything the ranks of this node reported, in order of arrival.
         output: other lines the processes wrote.
         wall_s: seconds from start to end.
+        graph: after a time-out one line for each rank: what it was doing, and whom it waited for.
     """
 
     returncode: int
@@ -48,6 +53,7 @@ class RunResult:
     events: list[dict] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     wall_s: float = 0.0
+    graph: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         verdict = self.result["verdict"] if self.result else None
@@ -87,26 +93,31 @@ def launch(
     *,
     module: str = "moe_course.run",
     env: dict[str, str] | None = None,
+    nodes: Nodes | None = None,
 ) -> RunResult:
-    """Run `module` with `argv` on `world_size` processes of this machine, under torchrun.
+    """Run `module` with `argv` on `world_size` processes, under torchrun; with `nodes`, this node's share of them.
 
     Args:
         argv: arguments of the rank program, as on the command line of `moe-course run`.
-        world_size: number of processes.
+        world_size: number of processes, on all nodes together.
         on_event: called with each event, in this thread.
         timeout: seconds until everything is ended.
         module: the rank program.
         env: extra environment variables.
+        nodes: which of several machines this is; each of them calls `launch`. Default: all ranks are here.
 
-    Interrupting the call (Ctrl-C, the kernel's stop button) ends all processes and raises KeyboardInterrupt.
+    Interrupting the call (Ctrl-C, the kernel's stop button) ends all processes of this node and raises
+    KeyboardInterrupt; ranks on other nodes lose their peers and end too. Raises ConfigError if the nodes cannot share
+    the ranks equally, or if this one does not know the name of node 0.
     """
     began = time.monotonic()
+    nodes = nodes or ONE_NODE
     with tempfile.TemporaryDirectory(prefix="moe-course-") as folder:
         result_file = Path(folder) / "result.json"
-        process = _start(argv, world_size, module, result_file, env)
+        process = _start(argv, world_size, nodes, module, result_file, env)
         output: list[str] = []
         events: list[dict] = []
-        late = threading.Event()
+        late, hurry = threading.Event(), None
         timer = threading.Timer(timeout, lambda: (late.set(), stop(process, _pids(events))))
         reader = threading.Thread(target=lambda: output.extend(process.stderr), daemon=True)
         for thread in (timer, reader):
@@ -115,17 +126,25 @@ def launch(
         try:
             for event in _events(process.stdout, output):
                 events.append(event)
+                if event["event"] == "error" and hurry is None:
+                    hurry = threading.Timer(_HURRY_S.get(event["kind"], 1.0), lambda: stop(process, _pids(events)))
+                    hurry.daemon = True
+                    hurry.start()
                 if on_event is not None:
                     on_event(event)
             returncode = process.wait()
         finally:
             timer.cancel()
+            if hurry is not None:
+                hurry.cancel()
             if process.poll() != 0:  # interrupted, late or failed: ranks may still be there
                 stop(process, _pids(events))
         reader.join(2)
         result = json.loads(result_file.read_text()) if result_file.exists() else None
-    code, error = _verdict(returncode, late.is_set(), timeout, events, output)
-    return RunResult(code, error, result, events, output, time.monotonic() - began)
+    code, error = _verdict(returncode, late.is_set(), timeout, events, output, nodes)
+    cause = _cause(events)
+    graph = cause.get("graph", []) if cause else []
+    return RunResult(code, error, result, events, output, time.monotonic() - began, graph)
 
 
 def stop(process: subprocess.Popen, pids: Sequence[int] = ()) -> None:
@@ -142,8 +161,9 @@ def stop(process: subprocess.Popen, pids: Sequence[int] = ()) -> None:
     process.wait()
 
 
-def _start(argv: Sequence[str], world_size: int, module: str, result_file: Path, env) -> subprocess.Popen:
-    threads = max(1, (os.cpu_count() or 1) // world_size)
+def _start(argv, world_size: int, nodes: Nodes, module: str, result_file: Path, env) -> subprocess.Popen:
+    nproc_per_node = nodes.processes_here(world_size)
+    threads = max(1, (os.cpu_count() or 1) // nproc_per_node)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
@@ -151,11 +171,9 @@ def _start(argv: Sequence[str], world_size: int, module: str, result_file: Path,
         EVENTS_ENV: "1",
         RESULT_ENV: str(result_file),
     }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command = [*torchrun, f"--nproc-per-node={world_size}", "--max-restarts=0", "-m", module, *argv]
     return subprocess.Popen(
-        command,
-        env=os.environ | environment | (env or {}),
+        torchrun_command(argv, nproc_per_node, nodes, module),
+        env=gloo_environment(nodes) | os.environ | environment | (env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -191,28 +209,34 @@ def _kill_group(group: int, number: int) -> None:
 
 
 def _verdict(
-    returncode: int, late: bool, timeout: float, events: list[dict], output: list[str]
+    returncode: int, late: bool, timeout: float, events: list[dict], output: list[str], nodes: Nodes = ONE_NODE
 ) -> tuple[int, str | None]:
     """Exit code and one line: a killed rank first (the others only lost it), then the first error reported."""
+    if late and nodes.nnodes > 1 and not events:
+        return 5, f"error: no rank has started after {timeout:g} s, this is node {nodes.alone()}"
     if late:
-        return 5, f"error: not finished after {timeout:g} s, all ranks were ended; --timeout sets the limit"
+        return 5, f"error: not finished after {timeout:g} s, all ranks were ended; --time-limit sets the limit"
     if returncode == 0:
         return 0, None
-    killed = _killed_rank("".join(output))
-    if killed is not None:
+    first, killed = _cause(events), _killed_rank("".join(output))
+    if killed is not None and (first is None or first["kind"] == "RankLost"):
         return 5, "error: rank {}: killed by {}".format(*killed)
-    errors = [event for event in events if event["event"] == "error"]
-    if errors:
-        first = min(errors, key=lambda event: event["kind"] == "RankLost")  # who lost a rank is not the cause
+    if first is not None:
         return first["exit_code"], f"error: rank {first['rank']}: {first['message']}"
     lines = [line.strip() for line in output if line.strip()]
     return returncode or 1, f"error: torchrun ended with {returncode}: {lines[-1] if lines else 'no output'}"
+
+
+def _cause(events: list[dict]) -> dict | None:
+    """The first error of a rank's own; who only lost a rank comes last."""
+    errors = [event for event in events if event["event"] == "error"]
+    return min(errors, key=lambda event: event["kind"] == "RankLost", default=None)
 
 
 def _killed_rank(text: str) -> tuple[int, str] | None:
     """(rank, signal) of the root cause in torchrun's report, if that was a signal nobody here sent."""
     report = text.rpartition("Root Cause")[2]
     rank, code = re.search(r"rank\s*:\s*(\d+)", report), re.search(r"exitcode\s*:\s*-(\d+)", report)
-    if rank is None or code is None:
+    if rank is None or code is None or int(code[1]) == signal.SIGTERM:  # that one comes from here, or from torchrun
         return None
     return int(rank[1]), signal.Signals(int(code[1])).name

@@ -15,8 +15,8 @@ from typing import Any
 
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable, ConfigError
-from moe_course.faultspec import FaultSpec, parse_fault, parse_override
 from moe_course.flags import ParallelConfig, parallel_config
+from moe_course.guard.faultspec import FaultSpec, parse_fault, parse_override
 
 #: The model that comes with the package.
 TINY = Path(__file__).parent / "glm" / "tiny"
@@ -86,6 +86,11 @@ class RunOptions:
         if started is not None and started != config.world_size:
             raise ConfigError(f"torchrun started {started} ranks, the options ask for {config.world_size}")
         return config
+
+    def sizes_are_open(self) -> bool:
+        """Was no number of ranks asked for, in any form?"""
+        sizes = ("tensor_parallel_size", "data_parallel_size", "prefill_context_parallel_size", "world_size")
+        return all(getattr(self, name) is None for name in sizes)
 
     def resolved_world_size(self) -> int:
         """Ranks of the run."""

@@ -15,7 +15,7 @@ from moe_course.errors import BackendUnavailable, ConfigError, MoECourseError
 from moe_course.expert_map import Placement, resolve_placement
 from moe_course.flags import ParallelConfig
 from moe_course.layout import AXES, rank_groups, stage_layers
-from moe_course.plan_notes import find_notes, find_refusals
+from moe_course.planner.notes import find_notes, find_refusals
 
 __all__ = ["MoEParallel", "ParallelConfig", "Plan", "RankPlan", "make_plan", "moe_parallel", "rank_groups"]
 
@@ -105,7 +105,7 @@ class Plan:
         )
 
     def as_dict(self) -> dict:
-        """JSON-ready summary, the same on all ranks. `plan_json.plan_json` adds what each rank holds."""
+        """JSON-ready summary, the same on all ranks. `planner.document.plan_json` adds what each rank holds."""
         parallel, placement = self.parallel, self.placement
         return {
             "world_size": self.world_size,
@@ -165,7 +165,13 @@ def make_plan(parallel: ParallelConfig, config: MoEConfig, *, strict: bool = Tru
     )
     refusals = find_refusals(parallel, config, moe)
     try:
-        backend = select(parallel.all2all_backend, use_all2all=moe.use_all2all, dp=dp, pcp=pcp)
+        backend = select(
+            parallel.all2all_backend,
+            use_all2all=moe.use_all2all,
+            dp=dp,
+            pcp=pcp,
+            sequence_parallel=sequence_parallel,
+        )
     except BackendUnavailable as error:
         refusals.append(error)
         backend = Selection(parallel.all2all_backend, str(error))

@@ -63,6 +63,7 @@ def _run(options: RunOptions, rank: int, guard) -> None:
         invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
         report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
         guard.check_model(model, job, comm)
+        comm.ledger = Ledger()  # groups, audit and canary are not part of the run either
         comm.barrier()
         loaded_s = time.perf_counter() - began
 

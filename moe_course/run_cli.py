@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -192,6 +193,8 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
 
     config = MoEConfig.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model, config)
+    if nodes.nnodes > 1 and options.sizes_are_open():
+        options = replace(options, world_size=options.resolved_world_size() * nodes.nnodes)
     options.check_against(config, [len(tokenizer.encode(text)) for text in options.prompts])
     world_size = options.resolved_world_size()
     if _worth_planning(options) and not options.overrides:  # a rank may be meant to fail in its own way

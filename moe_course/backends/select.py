@@ -48,7 +48,14 @@ class Selection:
     warning: str | None = None
 
 
-def select(requested: str = "allgather_reducescatter", *, use_all2all: bool, dp: int = 1, pcp: int = 1) -> Selection:
+def select(
+    requested: str = "allgather_reducescatter",
+    *,
+    use_all2all: bool,
+    dp: int = 1,
+    pcp: int = 1,
+    sequence_parallel: bool = False,
+) -> Selection:
     """Choose the backend.
 
     Args:
@@ -73,8 +80,9 @@ def select(requested: str = "allgather_reducescatter", *, use_all2all: bool, dp:
     name = OLD_NAMES.get(requested, requested)
     warning = f"{requested} is an old name, {name} runs instead" if name != requested else None
     if use_all2all:
-        who = "data-parallel" if dp > 1 else "prefill-context-parallel" if pcp > 1 else "tensor-parallel"
-        return Selection(name, f"rows travel between {who} ranks", warning)
+        who = "data-parallel" if dp > 1 else "prefill-context-parallel"
+        slices = ", from each TP rank its slice" if sequence_parallel else ""
+        return Selection(name, f"rows travel between {who} ranks{slices}", warning)
     if dp > 1 or pcp > 1:
         return Selection(
             "allgather_reducescatter",

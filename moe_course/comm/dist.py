@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm
-from moe_course.errors import BackendUnavailable, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
+from moe_course.errors import BackendUnavailable, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
 
 
 class DistComm(Comm):
@@ -101,8 +101,11 @@ class DistComm(Comm):
         return _NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout, self.shared.watchdog)
 
     def _subgroup(self, groups: list[list[int]], mine: list[int]) -> DistComm:
+        if self.world_size < dist.get_world_size():
+            raise ConfigError(f"rank {self.world_rank}: split the group of all ranks, not one of its sub-groups")
         # new_group is collective over the world: every rank creates every group, in one order
-        created = [_new_groups([self._ranks[rank] for rank in group], self._device, self._timeout) for group in groups]
+        with self._errors(None):
+            created = [_new_groups([self._ranks[r] for r in group], self._device, self._timeout) for group in groups]
         headers, rows = created[groups.index(mine)]
         members = [self._ranks[rank] for rank in mine]
         return DistComm(headers, rows, members, self._device, self._timeout, self.shared)
@@ -110,7 +113,9 @@ class DistComm(Comm):
     def gather_objects(self, item: Any) -> list[Any] | None:
         """Everybody's picklable object on rank 0, None elsewhere. For reports after a run, not for rows."""
         items = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(item, items, dst=self._ranks[0], group=self._headers)
+        self._what = "gathering the results"
+        with self._errors(None):
+            dist.gather_object(item, items, dst=self._ranks[0], group=self._headers)
         return items
 
 
@@ -193,12 +198,14 @@ def init(plan, device: str = "auto", timeout: float = 60, store=None) -> DistCom
     if world_size != plan.world_size:
         raise PlanMismatch(f"torchrun started {world_size} ranks, the plan has {plan.world_size}")
     backend, limit = ("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"), timedelta(seconds=timeout)
-    if store is None:
-        dist.init_process_group(backend, timeout=limit)
-    else:
-        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world_size)
     ranks = list(range(world_size))
-    return DistComm(*_new_groups(ranks, where, timeout), ranks, where, timeout)
+    with _NamedErrors("joining the group of all ranks", None, ranks, rank, timeout, None):
+        if store is None:
+            dist.init_process_group(backend, timeout=limit)
+        else:
+            dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world_size)
+        groups = _new_groups(ranks, where, timeout)
+    return DistComm(*groups, ranks, where, timeout)
 
 
 def close() -> None:

@@ -18,8 +18,8 @@ import torch
 
 from moe_course.errors import ConfigError
 from moe_course.expert_map import make_placement
-from moe_course.faultspec import BEFORE, FaultSpec
 from moe_course.glm.model import load
+from moe_course.guard.faultspec import BEFORE, FaultSpec
 from moe_course.stages import Stages
 
 

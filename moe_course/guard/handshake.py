@@ -24,6 +24,7 @@ from moe_course.errors import ExchangeTimeout, MoECourseError, PlanMismatch
 #: Fields in which ranks may differ, and why. All others must agree.
 MAY_DIFFER = {
     "host": "ranks may live on several machines",
+    "machine": "as the host",
     "pid": "every rank is a process of its own",
     "python": "any supported version",
     "threads": "speed only",

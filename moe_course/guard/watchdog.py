@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,7 +79,7 @@ class Watchdog(threading.Thread):
         self._main = threading.main_thread().ident
         self._answered, self._warned = 0, None
         self._end = threading.Event()
-        self._lock = threading.Lock()  # one connection, two threads
+        self._mutex = threading.Lock()  # one connection, two threads
         self._since = time.monotonic()  # of the last change between waiting and computing
         self._seen: object = None
 
@@ -94,7 +95,7 @@ class Watchdog(threading.Thread):
         """The rank leaves: with "returned" or "failed" and a reason, for those who still wait for it."""
         self._end.set()
         if self.is_alive():
-            self.join(2)
+            self.join(_ANSWER_S)
         try:
             self._publish(Status(self.rank, how, detail))
         except RuntimeError:
@@ -121,6 +122,16 @@ class Watchdog(threading.Thread):
                 return "; ".join(map(str, found))
             time.sleep(0.05)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raises RuntimeError when the other thread does not come back from the store: its host may be cut off."""
+        if not self._mutex.acquire(timeout=_ANSWER_S):
+            raise RuntimeError("the store does not answer")
+        try:
+            yield
+        finally:
+            self._mutex.release()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -129,10 +140,10 @@ class Watchdog(threading.Thread):
             self._seen, self._since = waiting, now
         if waiting is not None and waiting is not self._warned and now - waiting.since > self.warn_after:
             self._warned = waiting
-            with self._lock:
+            with self._alone():
                 self.store.add("alarm", 1)
             self.on_warn(str(self._status()))
-        with self._lock:
+        with self._alone():
             alarm = self.store.add("alarm", 0)
         if alarm != self._answered:
             self._publish(self._status(), alarm)
@@ -152,13 +163,13 @@ class Watchdog(threading.Thread):
         return [f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames] or ["an unknown place"]
 
     def _publish(self, status: Status, alarm: int | None = None) -> None:
-        with self._lock:
+        with self._alone():
             alarm = self.store.add("alarm", 0) if alarm is None else alarm
             self.store.set(f"status/{self.rank}", json.dumps(vars(status) | {"alarm": alarm}))
         self._answered = alarm
 
     def _ask(self) -> list[Status]:
-        with self._lock:
+        with self._alone():
             alarm = self.store.add("alarm", 1)
         self._publish(self._status(), alarm)
         deadline = time.monotonic() + _ANSWER_S
@@ -171,7 +182,7 @@ class Watchdog(threading.Thread):
 
     def _read(self, rank: int, alarm: int) -> Status | None:
         """A rank's answer to this alarm; of one that has left, its last word."""
-        with self._lock:
+        with self._alone():
             if not self.store.check([f"status/{rank}"]):
                 return None
             said = json.loads(self.store.get(f"status/{rank}"))
@@ -184,7 +195,7 @@ class Watchdog(threading.Thread):
             return said
         place = self.places[rank]
         where = f"{place['pid']} on {place['host']}"
-        if place["host"] != socket.gethostname():
+        if place["machine"] != _machine():
             return Status(rank, "silent", where)
         state = _process_state(place["pid"])
         return Status(rank, {"T": "stopped", "t": "stopped", None: "dead", "Z": "dead"}.get(state, "silent"), where)
@@ -212,8 +223,15 @@ def culprit(statuses: list[Status], start: int) -> str:
 
 
 def place() -> dict:
-    """Host and process of this rank, for the handshake."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
+    """Host and process of this rank, for the handshake. `machine` tells apart hosts of one name, and containers."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
+
+
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
 
 
 def _status(said: dict) -> Status:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moe_course.errors import ConfigError
-from moe_course.faultspec import KINDS, FaultSpec, parse_fault, parse_override
+from moe_course.guard.faultspec import KINDS, FaultSpec, parse_fault, parse_override
 
 
 def test_a_fault_has_kind_rank_place_and_step():

@@ -6,70 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moe_course.config import GLM_5_1
 from moe_course.errors import BackendUnavailable, ConfigError
 from moe_course.parallel import MoEParallel, ParallelConfig, make_plan, moe_parallel, rank_groups
 
 TABLES = json.loads((Path(__file__).parents[1] / "golden" / "parallel.json").read_text())
-KINDS = ("tp", "pcp", "pp", "dp", "ep")
-
-
-# -- groups ----------------------------------------------------------------------------------------------------------
-
-
-def check_groups(make, table) -> None:
-    """Raise AssertionError unless all groups have the members of the table. The order of groups has no meaning."""
-    groups = make(table["world_size"], **table["sizes"])
-    for kind in KINDS:
-        assert sorted(groups[kind]) == sorted(table[kind]), kind
-
-
-@pytest.mark.parametrize("table", TABLES["groups"], ids=lambda table: str(table["sizes"]))
-def test_groups_equal_the_tables(table):
-    check_groups(rank_groups, table)
-
-
-def ep_over_pipeline_stages(world_size, **sizes):
-    return rank_groups(world_size, **sizes) | {"ep": [list(range(world_size))]}
-
-
-def ep_is_tp(world_size, **sizes):
-    groups = rank_groups(world_size, **sizes)
-    return groups | {"ep": groups["tp"]}
-
-
-def dp_fastest(world_size, *, dp=1, pp=1, pcp=1, tp=1):
-    groups = rank_groups(world_size, dp=tp, pp=pp, pcp=pcp, tp=dp)
-    return groups | {"dp": groups["tp"], "tp": groups["dp"]}
-
-
-@pytest.mark.parametrize("wrong", [ep_over_pipeline_stages, ep_is_tp, dp_fastest])
-def test_known_faults_are_caught(wrong):
-    with pytest.raises(AssertionError):
-        check_groups(wrong, TABLES["groups"][0])
-
-
-@given(*[st.integers(1, 3)] * 5)
-def test_every_rank_is_in_one_group_of_each_kind(external, dp, pp, pcp, tp):
-    """Groups of a kind partition the world; the EP group is the product of dp, pcp and tp, in flat order."""
-    world = external * dp * pp * pcp * tp
-    groups = rank_groups(world, dp=dp, pp=pp, pcp=pcp, tp=tp)
-    sizes = {"dp": dp, "pp": pp, "pcp": pcp, "tp": tp, "ep": dp * pcp * tp}
-    for kind in KINDS:
-        assert sorted(rank for group in groups[kind] for rank in group) == list(range(world))
-        assert {len(group) for group in groups[kind]} == {sizes[kind]}
-    for group in groups["ep"]:
-        assert group == sorted(group)  # dp slowest, tp fastest: the position in the group is the flat EP rank
-        stages = {rank // (pcp * tp) % pp for rank in group}
-        assert len(stages) == 1
-
-
-def test_world_that_is_not_a_multiple_is_refused():
-    with pytest.raises(ConfigError, match="world size 6 is not a multiple of dp \\* pp \\* pcp \\* tp = 4"):
-        rank_groups(6, dp=2, tp=2)
 
 
 # -- decision table --------------------------------------------------------------------------------------------------
@@ -139,6 +81,123 @@ def test_one_process_plan():
 def test_world_size_is_the_product():
     parallel = ParallelConfig(2, 3, 5, 7)
     assert parallel.world_size == 2 * 3 * 5 * 7
+
+
+def split_whenever_tp(plan):
+    return {"dispatch": plan.dispatch_group, "reduce": plan.reduce_group, "split": "tp"}
+
+
+def dispatch_over_ep(plan):
+    return row_groups(plan) | {"dispatch": plan.dispatch_group and "ep"}
+
+
+def sum_whenever_tp(plan):
+    return row_groups(plan) | {"reduce": "tp" if plan.parallel.tensor_parallel_size > 1 else None}
+
+
+def row_groups(plan):
+    return {"dispatch": plan.dispatch_group, "reduce": plan.reduce_group, "split": plan.split_group}
+
+
+def check_row_groups(row, groups_of=row_groups) -> None:
+    """Raise AssertionError unless rows are moved, added up and split over the groups of the table."""
+    made = plan(
+        tensor_parallel_size=row["tp"],
+        data_parallel_size=row["dp"],
+        prefill_context_parallel_size=row["pcp"],
+        enable_expert_parallel=row["ep"],
+        sequence_parallel_moe=row["sp"],
+    )
+    assert groups_of(made) == {role: row[role] for role in ("dispatch", "reduce", "split")}
+    assert made.sequence_parallel == (row["split"] == "tp")
+    assert made.as_dict()["dispatch_group"] == row["dispatch"]
+
+
+@pytest.mark.parametrize("row", TABLES["groups_of_rows"], ids=str)
+def test_groups_that_rows_meet_in(row):
+    """vLLM's naive dispatch: over EP with sequence parallel, otherwise over DP, otherwise over PCP."""
+    check_row_groups(row)
+
+
+@pytest.mark.parametrize("wrong", [split_whenever_tp, dispatch_over_ep, sum_whenever_tp])
+def test_wrong_groups_of_rows_are_caught(wrong):
+    caught = 0
+    for row in TABLES["groups_of_rows"]:
+        try:
+            check_row_groups(row, wrong)
+        except AssertionError:
+            caught += 1
+    assert caught
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"data_parallel_size": 2}, "the sizes are 1 and 2"),
+        ({"tensor_parallel_size": 2}, "the sizes are 2 and 1"),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": False}, "parallelism is off"),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2, "all2all_backend": "deepep_v2"}, "is deepep_v2"),
+    ],
+)  # fmt: skip
+def test_sequence_parallel_cannot_be_forced(flags, says):
+    with pytest.raises(ConfigError, match=says):
+        plan(sequence_parallel_moe=True, **flags)
+
+
+def test_ranks_of_a_pipeline_hold_the_sparse_layers_of_their_stage():
+    """GLM-5.1: the first three of 78 layers are dense."""
+    found = plan(data_parallel_size=2, pipeline_parallel_size=2)
+    assert [found.rank(rank).layers for rank in range(4)] == [[*range(3, 39)], [*range(39, 78)]] * 2
+    assert [found.rank(rank).ep_rank for rank in range(4)] == [0, 0, 1, 1]
+    assert found.rank(1).experts == found.rank(0).experts == [*range(128)]
+
+
+def test_external_copies_share_nothing():
+    """Ranks of copy 1 are those of copy 0, moved on; no group holds ranks of both."""
+    alone = plan(data_parallel_size=2, tensor_parallel_size=2)
+    twice = plan(data_parallel_size=2, tensor_parallel_size=2, external_data_parallel_size=2)
+    assert (alone.world_size, twice.world_size, twice.moe) == (4, 8, alone.moe)
+    for rank in range(8):
+        mine, first = twice.rank(rank), alone.rank(rank % 4)
+        assert (mine.external_dp, mine.ep_rank, mine.experts) == (rank // 4, first.ep_rank, first.experts)
+        for kind, members in first.groups.items():
+            assert mine.groups[kind] == [member + 4 * (rank // 4) for member in members]
+
+
+def test_rank_outside_the_world_is_refused():
+    with pytest.raises(ConfigError, match="rank 4 is not in a world of 4"):
+        plan(data_parallel_size=4).rank(4)
+
+
+def test_groups_of_a_large_world_are_made_once(monkeypatch):
+    """Otherwise a plan of 1,024 ranks makes them 1,024 times."""
+    calls = []
+    monkeypatch.setattr("moe_course.parallel.rank_groups", lambda *a, **k: calls.append(1) or rank_groups(*a, **k))
+    made = plan(tensor_parallel_size=8, data_parallel_size=16, pipeline_parallel_size=8)
+    assert [made.rank(rank).rank for rank in range(1024)] == list(range(1024))
+    assert len(calls) == 1
+
+
+def test_plans_that_are_refused_can_be_looked_at():
+    flags = {"data_parallel_size": 2, "prefill_context_parallel_size": 3, "enable_expert_parallel": False}
+    found = make_plan(ParallelConfig(all2all_backend="nixl_ep", **flags), GLM_5_1, strict=False)
+    assert [type(error) for error in found.refusals] == [ConfigError, ConfigError, BackendUnavailable]
+    assert found.as_dict()["refused"] == [str(error) for error in found.refusals]
+    with pytest.raises(ConfigError, match="data_parallel_size 2 with prefill_context_parallel_size 3"):
+        make_plan(ParallelConfig(**flags), GLM_5_1)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_note_on_expert_parallelism_that_changes_nothing(pp):
+    found = plan(pipeline_parallel_size=pp)
+    assert not found.moe.use_ep and len(found.notes) == 1
+    assert "changes nothing: dp * pcp * tp = 1" in found.notes[0]
+    assert plan(pipeline_parallel_size=pp, enable_expert_parallel=False).notes == ()
+
+
+def test_note_on_stages_without_layers():
+    found = plan(data_parallel_size=2, pipeline_parallel_size=80)
+    assert found.notes == ("80 pipeline stages for 78 layers: 2 without any",)
 
 
 def test_pipeline_stages_do_not_share_experts():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -69,7 +69,7 @@ def test_a_rank_that_cannot_answer_is_seen_from_outside(number, says):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         store, shared = dist.HashStore(), Shared(Ledger())
-        dog = watch(0, shared, store, [place(), {"host": socket.gethostname(), "pid": child.pid}])
+        dog = watch(0, shared, store, [place(), place() | {"pid": child.pid}])
         shared.waiting = Waiting("barrier", 4, 3, 1, [0, 1], {1})
         os.kill(child.pid, number)
         cause, _ = dog.explain()
@@ -82,7 +82,28 @@ def test_a_rank_that_cannot_answer_is_seen_from_outside(number, says):
 
 def test_of_a_rank_on_another_host_only_its_silence_is_known():
     store, shared = dist.HashStore(), Shared(Ledger())
-    dog = watch(0, shared, store, [place(), {"host": "another", "pid": 1}])
+    dog = watch(0, shared, store, [place(), {"host": "another", "pid": 1, "machine": "other"}])
     shared.waiting = Waiting("barrier", 4, 3, 1, [0, 1], {1})
     assert "rank 1 does not answer, process 1 on another" in dog.explain()[0]
     dog.stop("returned")
+
+
+class StuckStore:
+    """A store whose host was cut off: the first call never returns."""
+
+    def __init__(self):
+        self.hold = threading.Event()
+
+    def __getattr__(self, name):
+        return lambda *args: self.hold.wait(20)
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up():
+    store = StuckStore()
+    dog = watch(0, Shared(Ledger()), store, [place(), place()])
+    time.sleep(0.3)
+    began = time.monotonic()
+    assert dog.explain() == ("", []) and dog.gone(1) == ""
+    dog.stop("failed", "cable cut")
+    assert time.monotonic() - began < 6
+    store.hold.set()

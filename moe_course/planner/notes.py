@@ -36,6 +36,15 @@ def find_notes(plan: Plan) -> list[str]:
     """What a reader of the plan should know and would not guess."""
     parallel, moe, experts = plan.parallel, plan.moe, plan.config.n_routed_experts
     notes = []
+    if parallel.enable_expert_parallel and not moe.use_ep:
+        notes.append(
+            "expert parallelism is on and changes nothing: dp * pcp * tp = 1, so there is nobody to share with"
+        )
+    if parallel.pipeline_parallel_size > plan.config.num_hidden_layers:
+        notes.append(
+            f"{parallel.pipeline_parallel_size} pipeline stages for {plan.config.num_hidden_layers} layers: "
+            f"{parallel.pipeline_parallel_size - plan.config.num_hidden_layers} without any"
+        )
     if experts % moe.ep_size:
         notes.append(
             f"{experts} experts on {moe.ep_size} ranks: fine here and on vLLM's all-gather path; "

@@ -1,0 +1,1 @@
+"""Benchmarks: two variants of one thing, side by side in the same processes, in turns."""

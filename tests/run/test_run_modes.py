@@ -1,0 +1,82 @@
+"""`moe-course run` in every parallel mode: the text of one process, and exactly the bytes the mode must move."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moe_course.config import MoEConfig
+from moe_course.expert_map import make_placement
+from moe_course.options import TINY
+from moe_course.trace import Trace
+
+PROMPTS = ["def add(a, b):\n    return", "", "x" * 70 + "\n"]
+CONFIG = MoEConfig.from_pretrained(TINY)
+LAYERS, K = len(CONFIG.sparse_layers), CONFIG.num_experts_per_tok
+ROW = CONFIG.hidden_size * 4  # bytes; partial sums are as wide in float32
+NEW = 4
+TP2, DP2, PCP2 = (f"--{name}-parallel-size=2" for name in ("tensor", "data", "prefill-context"))
+EP = "--enable-expert-parallel"
+
+MODES = {
+    "tp2": ([TP2], (None, "tp", None), lambda rows: 2 * rows * 1),
+    "tp2-ep": ([TP2, EP], (None, "tp", None), lambda rows: 2 * rows * 1),
+    "dp2": ([DP2], ("dp", None, None), lambda rows: 2 * rows * 1),
+    "tp2-dp2-ep": ([TP2, DP2, EP], ("ep", None, "tp"), lambda rows: 2 * rows * 3 + rows * 1),
+    "tp2-dp2-ep-no-sp": (
+        [TP2, DP2, EP, "--no-sequence-parallel-moe"], ("dp", "tp", None), lambda rows: 2 * rows * 2 + 2 * rows * 1,
+    ),
+    "pcp2-ep": ([PCP2, EP], ("pcp", None, "pcp"), lambda rows: 2 * rows * 1 + rows * 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_text_of_one_process_and_the_bytes_of_the_mode(course, mode):
+    args, groups, rows_moved = MODES[mode]
+    trace = ["--trace", str(course.folder / "trace")] if EP in args else []
+    ended = course.run(
+        *args, *(f"--prompt={text}" for text in PROMPTS), "--max-new-tokens", str(NEW), "--check", *trace
+    )
+    assert ended.returncode == 0, ended.stderr
+    result, plan = ended.result, ended.result["plan"]
+    assert result["verdict"] == "equal" and result["topk_ids_equal"] is True and result["max_abs_logit_diff"] <= 1e-4
+    assert (plan["dispatch_group"], plan["reduce_group"], plan["split_group"]) == groups
+    dp = plan["dp"]
+    assert [p["dp_rank"] for p in result["prompts"]] == [i % dp for i in range(len(PROMPTS))]
+    rows = sum(len(p["prompt_tokens"]) + NEW - 1 for p in result["prompts"])
+    assert result["bytes"]["payload"] == rows_moved(rows) * LAYERS * ROW
+    assert result["bound"]["ratio"] == 1.0
+    assert result["rows"]["sent"] == result["rows"]["received"]
+    experts = [CONFIG.n_routed_experts // result["world_size"] if EP in args else CONFIG.n_routed_experts]
+    assert [rank["experts"] for rank in result["ranks"]] == experts * result["world_size"]
+    held = {rank["expert_bytes"] for rank in result["ranks"]}
+    whole = 3 * CONFIG.hidden_size * CONFIG.moe_intermediate_size * 4 * LAYERS * CONFIG.n_routed_experts
+    assert held == {whole // result["world_size"]}  # whole experts or slices of all: the same share
+    if EP in args:
+        assert sum(result["load"]["routes_per_rank"]) == rows * LAYERS * K
+        _assert_every_route_once(course.folder / "trace", result, rows)
+    assert not course.wait_until_gone()
+
+
+def _assert_every_route_once(folder, result, rows):
+    """Rows are shared by ranks, or split over them: each route has one rank that carries it, and its true owner."""
+    trace = Trace.load(folder)
+    columns = trace.columns
+    assert len(trace) == rows * LAYERS * K
+    placement = make_placement(result["plan"]["ep_size"], CONFIG.n_routed_experts)
+    assert torch.equal(columns["owner_rank"], placement.owner[columns["expert"]].long())
+    assert torch.equal(columns["local_expert"], placement.local[columns["expert"]].long())
+    assert (columns["receive_row"] >= 0).all() and (columns["send_row"] == columns["row"]).all()
+    places = [columns[name].tolist() for name in ("step", "layer", "source_rank", "row", "k")]
+    if result["plan"]["split_group"]:
+        assert len(set(zip(*places, strict=True))) == len(trace)
+    if result["plan"]["reduce_group"]:  # a route never leaves its column of ranks
+        tp = result["plan"]["tp"]
+        assert (columns["source_rank"] % tp == columns["owner_rank"] % tp).all()
+
+
+def test_one_rank_with_the_flag_is_one_rank(course):
+    ended = course.run("--world-size=1", EP, "--prompt=x", "--max-new-tokens=2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.result["plan"]["use_ep"] is False and ended.result["backend"] == "no_dp_ep"
+    assert ended.result["bytes"]["payload"] == 0

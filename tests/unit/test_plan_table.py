@@ -1,0 +1,198 @@
+"""What `moe-course plan` shows: a table that fits its terminal, one rank in full, a summary of all decisions."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from moe_course.config import GLM_5_1
+from moe_course.cost.memory import rank_memory
+from moe_course.flags import ParallelConfig
+from moe_course.parallel import make_plan
+from moe_course.planner.document import dumps, plan_json
+from moe_course.planner.spans import spans
+from moe_course.planner.summary import summary
+from moe_course.planner.table import print_plan, rank_table
+
+BIG = ParallelConfig(tensor_parallel_size=8, data_parallel_size=16, pipeline_parallel_size=8)
+
+
+def shown(flags: ParallelConfig, width: int = 80, rank: int | None = None) -> list[str]:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
+    print_plan(
+        console,
+        make_plan(flags, GLM_5_1, strict=False),
+        model="m",
+        dtype="bfloat16",
+        max_num_batched_tokens=256,
+        rank=rank,
+    )
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def check_table(lines: list[str], made, width: int) -> None:
+    """Raise AssertionError unless no line is too long and no number of the table is cut or wrapped."""
+    assert max(map(len, lines)) <= width, "too wide"
+    rule = next(number for number, line in enumerate(lines) if line.startswith("────"))
+    rows = [line.split() for line in lines[rule + 1 :] if line and not line.endswith("has all")]
+    ranks = [row[0] for row in rows if row != ["…"]]
+    first = list(range(made.world_size)) if len(ranks) == made.world_size else [*range(8)]
+    last = [] if len(ranks) == made.world_size else [*range(made.world_size - 4, made.world_size)]
+    assert ranks == [str(rank) for rank in [*first, *last]], "ranks"
+    for row in rows:
+        if row == ["…"]:
+            continue
+        mine = made.rank(int(row[0]))
+        assert spans(mine.experts) in row or spans(mine.experts, 1) in row, "experts"
+        assert not [cell for cell in row if cell.endswith("…")], "cut"
+        for kind in {made.dispatch_group, made.reduce_group, made.split_group} - {None}:
+            assert {spans(mine.groups[kind], most) for most in (4, 1, 0)} & set(row), kind
+
+
+WIDE = [
+    ParallelConfig(data_parallel_size=4),
+    ParallelConfig(16),
+    BIG,
+    ParallelConfig(8, 2, 1, 2, external_data_parallel_size=2, sequence_parallel_moe=False),
+    ParallelConfig(4, 1, 32, 4, external_data_parallel_size=16),
+    ParallelConfig(4, 2, 8, 4, external_data_parallel_size=16),  # refused, and the widest
+    ParallelConfig(8, 32, 1, 16, external_data_parallel_size=16),  # 65,536 ranks
+    ParallelConfig(2, 2, enable_expert_parallel=False),
+]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("flags", WIDE, ids=lambda flags: "-".join(map(str, flags.sizes)))
+def test_the_table_fits(flags, width):
+    check_table(shown(flags, width), make_plan(flags, GLM_5_1, strict=False), width)
+
+
+def test_ranks_are_told_apart_on_a_narrow_terminal():
+    first = [line.split()[0] for line in shown(BIG, 40) if line]
+    assert [word for word in first if word.isdigit() and int(word) > 1012] == ["1020", "1021", "1022", "1023"]
+
+
+def test_a_table_that_does_not_fit_is_caught():
+    made = make_plan(BIG, GLM_5_1)
+    memories = [rank_memory(made, rank) for rank in range(made.world_size)]
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(rank_table(made, memories, 4, True))
+    with pytest.raises(AssertionError):
+        check_table(console.export_text().splitlines(), made, 80)
+
+
+def test_a_large_world_is_shown_in_part():
+    lines = shown(BIG)
+    assert "1012 more ranks; --rank R shows one in full, --json FILE has all" in lines
+    assert len(lines) < 40
+
+
+def test_one_rank_in_full():
+    """Nothing is shortened: all ranks of its EP group stand there, in stretches."""
+    text = "".join("".join(shown(BIG, rank=1000)).split())
+    for part in (
+        "rank 1000  copy 0 · DP 15 · PP 5 · PCP 0 · TP 0 · EP rank 120",
+        "experts 240-241  layers 49-58 (the sparse ones of its stage)",
+        "TP group  1000-1007: rows are split and gathered",
+        "EP group  " + ",".join(f"{first}-{first + 7}" for first in range(40, 1024, 64)) + ": rows travel",
+        "routed  1.41 GiB = 10 layers * 2 experts * 72.00 MiB",
+    ):
+        assert part.replace(" ", "") in text, part
+
+
+def summary_of(**flags) -> dict[str, list[str]]:
+    made = make_plan(ParallelConfig(**flags), GLM_5_1, strict=False)
+    memories = [rank_memory(made, rank) for rank in range(made.world_size)]
+    lines: dict[str, list[str]] = {}
+    for label, text in summary(made, memories, "glm-5.1", "bfloat16", 256):
+        lines.setdefault(label, []).append(text)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "label", "says"),
+    [
+        ({}, "ranks", "1"),
+        ({"tensor_parallel_size": 2, "external_data_parallel_size": 3}, "ranks", "6 = copies 3 · TP 2"),
+        ({"data_parallel_size": 6}, "experts", "whole, spread over EP 6: 43 or 42 on each rank"),
+        ({"data_parallel_size": 4, "tensor_parallel_size": 2, "enable_expert_parallel": False}, "experts",
+         "cut over 8 ranks (DP * PCP * TP), each has a slice of all 256"),
+        ({"data_parallel_size": 2, "expert_placement_strategy": "round_robin"}, "placement",
+         "linear instead of round_robin"),
+        ({"data_parallel_size": 2, "expert_placement_strategy": "round_robin"}, "fallback",
+         "round_robin was asked for and linear is used: the model has n_group 1, round robin needs more than one "
+         "expert group"),
+        ({"data_parallel_size": 2, "all2all_backend": "naive"}, "fallback",
+         "naive is an old name, allgather_reducescatter runs instead"),
+        ({"data_parallel_size": 6}, "note",
+         "256 experts on 6 ranks: fine here and on vLLM's all-gather path; upstream's other backends and EPLB need "
+         "E % R = 0"),
+        ({"tensor_parallel_size": 4}, "dispatch", "none, no row travels"),
+        ({"tensor_parallel_size": 4}, "sum", "all-reduce of partial sums over TP"),
+        ({"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}, "sum",
+         "reduce-scatter over PCP, then all-reduce of partial sums over TP, then finished rows gathered over PCP"),
+        ({"data_parallel_size": 4, "enable_expert_parallel": False}, "dispatch",
+         "rows travel to all slices, in DP groups of 4"),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, "SP-MoE",
+         "sequence parallel: each TP rank takes a slice of the rows"),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2, "sequence_parallel_moe": False}, "SP-MoE",
+         "no sequence parallel: turned off by flag"),
+        ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "stages",
+         "sparse layers of stage 0: 3-38 · 1: 39-77"),
+        ({"data_parallel_size": 8}, "memory", "174.46 GiB per rank, MoE weights only (bfloat16)"),
+        ({"tensor_parallel_size": 8}, "memory",
+         "shared expert 5.27 GiB per rank; vLLM, which cuts it over TP, holds 675.00 MiB of it"),
+        ({"data_parallel_size": 3, "enable_expert_parallel": False}, "memory",
+         "no equal slices, so no weights per rank; 1,355.71 GiB in one whole model"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_summary_says_what_was_decided(flags, label, says):
+    assert says in summary_of(**flags)[label]
+
+
+def test_the_summary_has_no_line_without_need():
+    plain = summary_of(data_parallel_size=4)
+    assert not {"note", "fallback", "refused", "stages"} & plain.keys()
+    assert len(plain["memory"]) == 3  # the shared expert is held as upstream holds it: no line about that
+
+
+def test_axes_of_size_one_are_left_out():
+    head = shown(ParallelConfig(data_parallel_size=4))
+    line = next(line for line in head if line.startswith("rank "))
+    assert line.split() == ["rank", "DP", "rank", "experts", "go", "to", "GiB", "MiB"]
+
+
+def test_a_plan_of_a_large_world_is_made_once(monkeypatch):
+    """1,024 ranks, table and JSON: the groups are made once a plan, whatever is asked of it."""
+    from moe_course.layout import rank_groups
+
+    calls = []
+    monkeypatch.setattr("moe_course.parallel.rank_groups", lambda *a, **k: calls.append(1) or rank_groups(*a, **k))
+    made = make_plan(BIG, GLM_5_1)
+    found = plan_json(made)
+    assert len(found["ranks"]) == 1024 and len(dumps(found)) < 2_000_000
+    print_plan(Console(quiet=True), made, model="m", dtype="bfloat16", max_num_batched_tokens=256)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "most", "text"),
+    [
+        ([], 4, "none"),
+        ([5], 4, "5"),
+        (range(32), 4, "0-31"),
+        ([0, 1, 4, 5], 4, "0-1,4-5"),
+        (range(0, 16, 4), 4, "0,4,8,12"),
+        (range(0, 20, 4), 4, "0,4,…,16"),
+        (range(0, 20, 4), 1, "0,…,16"),
+        ([0, 4], 1, "0,4"),
+        ([0, 4, 8], 1, "0,…,8"),
+        (range(0, 20, 4), 0, "0…16"),
+        (range(4), 0, "0-3"),
+        (range(0, 20, 4), None, "0,4,8,12,16"),
+        ([3, 2, 1], 4, "3,2,1"),
+    ],
+)
+def test_numbers_in_short(numbers, most, text):
+    assert spans(numbers, most) == text
