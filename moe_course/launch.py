@@ -63,7 +63,8 @@ class RunResult:
 def emit(event: str, **fields) -> None:
     """Report something to the launcher, if there is one. One line, written at once, so ranks do not mix lines."""
     if os.environ.get(EVENTS_ENV):
-        line = EVENT_MARK + json.dumps({"event": event, "rank": int(os.environ.get("RANK", "0"))} | fields) + "\n"
+        common = {"event": event, "rank": int(os.environ.get("RANK", "0")), "at": time.time()}
+        line = EVENT_MARK + json.dumps(common | fields) + "\n"
         sys.stdout.flush()
         os.write(1, line.encode())
 

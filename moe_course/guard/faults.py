@@ -20,6 +20,7 @@ from moe_course.errors import ConfigError
 from moe_course.expert_map import make_placement
 from moe_course.glm.model import load
 from moe_course.guard.faultspec import BEFORE, FaultSpec
+from moe_course.launch import emit
 from moe_course.stages import Stages
 
 
@@ -41,6 +42,7 @@ class Fault:
         spec = self.spec
         here = spec.layer in (None, layer.layer) and spec.step == layer.comm.step
         if here and BEFORE.get(spec.stage) == stage and spec.kind in _STRIKES:
+            emit("fault", kind=spec.kind)
             _STRIKES[spec.kind](spec)
 
     def install(self, blocks: list) -> None:

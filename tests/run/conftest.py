@@ -31,6 +31,8 @@ class Ended:
 class Course:
     """A command of this test; all its processes carry one mark in their environment."""
 
+    mark_name = MARK
+
     def __init__(self, folder: Path):
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.json = folder / "out.json"

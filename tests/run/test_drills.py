@@ -11,7 +11,6 @@ NAMES = ["group-mismatch", "missing-weights", "placement", "dependency", "capaci
 RAW = {
     "reduction": ("silently wrong", 3),
     "capacity": ("error after", 1),
-    "group-mismatch": ("hang", 5),
 }
 
 

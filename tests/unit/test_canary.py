@@ -18,6 +18,7 @@ from moe_course.expert_map import make_placement
 from moe_course.experts import local_experts
 from moe_course.guard.canary import canary
 from moe_course.guard.known_layer import GATE, KnownLayer
+from moe_course.guard.symptoms import Here, describe
 from moe_course.layer import MoELayer
 from moe_course.modes import make_mode, plain_mode
 from moe_course.parallel import ParallelConfig, make_plan
@@ -219,6 +220,16 @@ class ScalesAgain(MoELayer):
         return super().routed(*args) * self.config.routed_scaling_factor
 
 
+class HalvesShared(MoELayer):
+    def shared_expert(self, hidden_states):
+        return super().shared_expert(hidden_states) / 2
+
+
+class NotRounded(MoELayer):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states).double()
+
+
 class ForgetsItsSlice(MoELayer):
     """Gathered rows stay where they are: a rank keeps its own slice twice."""
 
@@ -261,6 +272,18 @@ def unwritten(dispatched, *args):
     return out
 
 
+def minus_one_is_the_last_expert(dispatched, *args):
+    """Routes of -1 go to expert E - 1; here only on the rank that owns it, as ids of others are -1, too."""
+    ids, expert_map = dispatched.topk_ids, args[-1]
+    if expert_map is not None:
+        return local_experts(dispatched, *args)
+    return local_experts(replace(dispatched, topk_ids=torch.where(ids < 0, len(args[0]) - 1, ids)), *args)
+
+
+def nothing(dispatched, *args):
+    return local_experts(dispatched, *args) * 0
+
+
 def columns_lost(dispatched, w13, w2, expert_map):
     """A kernel that stops too early: row numbers from 4 on have lost a bit."""
     w2 = w2.clone()
@@ -294,6 +317,10 @@ FAULTS = {
     ForgetsShared: (EVERY, "shared expert was never added"),
     SharedOfOtherRows: (EVERY, "shared expert worked on other rows"),
     SharedGateUpSwapped: (EVERY, "gate and up rows of the shared expert changed places"),
+    HalvesShared: (EVERY, "shared expert is 0.5 x what it should be"),
+    NotRounded: ([ONE, DP, SP], "the layer returned torch.float64"),
+    minus_one_is_the_last_expert: ([ONE, SLICED, DP_SLICED], "a route of -1 was computed: row "),
+    nothing: (EVERY, "no contribution of any expert arrived"),
     ScalesAgain: (EVERY, "routed output is 2.5 x what it should be: routed_scaling_factor was applied once more"),
     ForgetsItsSlice: ([SP, PCP, PCP_TP], "rows came home in another order: row 0 holds row "),
     weights_squared: (EVERY, "weights were applied twice"),
@@ -350,9 +377,18 @@ def test_the_number_of_times_is_told(case):
     assert "shared expert was added 4 times" in verdict(case, kind=SharedInTheSum, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("case", [Case(tp=8), Case(tp=8, ep=False)], ids=str)
-def test_lost_sums_are_told_where_parts_outnumber_rows(case):
-    assert "its own " in (said := verdict(case, kind=NeverReduces)) and "partial sums were never reduced" in said
+def test_parts_are_told_apart_also_where_they_outnumber_the_rows():
+    """64 owners: what arrived cannot be solved for any more, but it can be guessed."""
+    known = KnownLayer(make_placement(64, 256), 1, 1, False)
+    numbers = known.numbers(0)
+    whole = known.routed(numbers)
+    here = Here(rank=9, layer=3, part=0, met=list(range(64)), own=slice(None), reduced=list(range(64)), scale=2.5)
+    for part in range(0, 64, 3):
+        own = known.routed(numbers, part=part)
+        here = replace(here, part=part)
+        assert "its own EP rank's: partial sums were never reduced" in describe(known, numbers, own, here)
+        assert f"partial sums of EP rank {part} are missing: " in describe(known, numbers, whole - own, here)
+    assert "routed output is 64 x what it should be" in describe(known, numbers, whole * 64, here)
 
 
 @pytest.mark.parametrize("case", [TPDP, Case(tp=3, dp=2)], ids=str)
@@ -546,6 +582,16 @@ def test_an_error_of_a_stage_says_where_it_was_raised():
     with pytest.raises(KeyError) as caught:
         verdicts(DP, stages=Stages(experts=broken))
     assert any("known pass before generation" in note for note in caught.value.__notes__)
+
+
+def test_values_where_no_expert_writes_are_told():
+    class Noise(MoELayer):
+        def routed(self, *args):
+            output = super().routed(*args)
+            output[:, -1] += 1
+            return output
+
+    assert "columns hold values that no expert writes" in verdict(DP, kind=Noise, shared=None)
 
 
 def test_too_many_rows_are_told():
