@@ -45,7 +45,9 @@ class RunDisplay:
     def on_event(self, event: dict) -> None:
         kind = event["event"]
         if kind == "plan":
-            print_plan(self.console, event)
+            if "text" in event:
+                self.console.print(event["text"], markup=False, highlight=False)
+            self.console.print(f"runs       on {event['device']}, rows carried by {event['transport']}\n")
         elif kind == "loaded":
             self.loaded += 1
             self.progress.update(
@@ -70,39 +72,16 @@ class RunDisplay:
         ]
 
 
-def print_plan(console: Console, event: dict) -> None:
-    """The header of a run, before the first row moves."""
-    plan = event["plan"]
-    sizes = [f"{name.upper()} {plan[name]}" for name in ("tp", "pcp", "dp") if plan[name] > 1] or ["1 rank"]
-    experts = plan["experts_per_rank"]
-    shares = "/".join(map(str, experts)) if len(experts) <= 8 else f"{min(experts)} to {max(experts)}"
-    shares = f"{experts[0]}" if len(set(experts)) == 1 else shares
-    if plan["use_ep"]:
-        sizes += [f"EP {plan['ep_size']}", f"{shares} experts per rank", plan["placement"]]
-    elif plan["moe_tp_size"] > 1:
-        sizes.append(f"every expert cut into {plan['moe_tp_size']} slices")
-    console.print(f"[bold]plan[/]  {' · '.join(sizes)}")
-    console.print(f"      backend {plan['backend']} · {event['transport']} · {event['device']}")
-    console.print(f"      because {plan['backend_reason']}", markup=False)
-    if plan["dispatch_group"] is not None and plan["world_size"] > 1:
-        moved = f"rows travel in the {plan['dispatch_group'].upper()} group"
-        if plan["split_group"]:
-            moved += f", each from one of the {plan['split_group'].upper()} ranks that share it"
-        console.print(f"      {moved}", markup=False)
-    if plan["reduce_group"]:
-        console.print("      partial sums of shared rows are added up over the TP group", markup=False)
-    for note in plan["notes"]:
-        console.print(f"      note: {note}", markup=False)
-
-
 def print_timings(result: dict, console: Console) -> None:
     """Where the seconds of rank 0 went, and what the guard cost before the first token."""
     table = Table(title="timings", title_justify="left")
     table.add_column("part")
     table.add_column("seconds", justify="right")
     table.add_column("what it does")
-    for name, seconds in result["guard"].items():
-        table.add_row(name.removesuffix("_s"), f"{seconds:.3f}", _GUARD_PARTS.get(name, ""))
+    guard = result["guard"]
+    for name, text in _GUARD_PARTS.items():
+        if name in guard:
+            table.add_row(name.removesuffix("_s"), f"{guard[name]:.3f}", text.format(**guard))
     for name, text in _PHASES.items():
         table.add_row(name.removesuffix("_s"), f"{result['phases'][name]:.3f}", text)
     waited = [row["waited_s"] for row in result["ranks"]]
@@ -114,7 +93,7 @@ def print_timings(result: dict, console: Console) -> None:
 
 _GUARD_PARTS = {
     "handshake_s": "statements compared, waiting for the slowest rank to start",
-    "audit_s": "ownership, every tensor read again, nothing uninitialised",
+    "audit_s": "who holds what; {tensors:,} tensors, {bytes:,} bytes read again and compared",
     "canary_s": "a row with a known answer through every sparse layer",
 }
 _PHASES = {

@@ -37,7 +37,7 @@ class TraceError(MoECourseError):
 
 
 class VerificationFailed(MoECourseError):
-    """The run and the untouched Hugging Face model disagree."""
+    """A result is not what it should be: the reference model says so, or the canary."""
 
     exit_code = 3
 

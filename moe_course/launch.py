@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from moe_course.nodes import ONE_NODE, Nodes, gloo_environment, torchrun_command
 
 EVENT_MARK = "@@"  # starts a line of stdout that is an event
 EVENTS_ENV, RESULT_ENV = "MOE_COURSE_EVENTS", "MOE_COURSE_RESULT"
+PLAN_FILE = "plan.txt"  # beside the result: the plan as text, too long for an event
 GRACE_S = 3.0  # between TERM and KILL
 _HURRY_S = {"RankLost": 4.0}  # from a rank's error to the end of all others; torchrun would wait 30 s for a stopped one
 _PR_SET_PDEATHSIG = 1
@@ -127,6 +129,8 @@ def launch(
         try:
             for event in _events(process.stdout, output):
                 events.append(event)
+                if event["event"] == "plan" and (shown := result_file.with_name(PLAN_FILE)).exists():
+                    event["text"] = shown.read_text()
                 if event["event"] == "error" and hurry is None:
                     hurry = threading.Timer(_HURRY_S.get(event["kind"], 1.0), lambda: stop(process, _pids(events)))
                     hurry.daemon = True
@@ -168,6 +172,7 @@ def _start(argv, world_size: int, nodes: Nodes, module: str, result_file: Path, 
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
+        "COLUMNS": str(shutil.get_terminal_size().columns),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
         EVENTS_ENV: "1",
         RESULT_ENV: str(result_file),

@@ -103,6 +103,11 @@ class MoELayer(nn.Module):
         expert_output = self.stages.experts(dispatched, self.w13, self.w2, self.expert_map)
         self._emit("experts", expert_output=expert_output)
         routed = combine(expert_output, dispatched, comm=self.comm)  # [T, H], still in accumulator precision
+        if routed.shape != hidden_states.shape:
+            raise ConfigError(
+                f"rank {self.comm.world_rank}, layer {self.layer}: combine returned {tuple(routed.shape)}, "
+                f"expected {tuple(hidden_states.shape)}: one row for each of this rank's rows, in their order"
+            )
         if self.mode.reduce is not None:
             routed = self.mode.reduce.all_reduce(routed)  # its ranks share rows and hold partial sums of them
         routed = routed.to(hidden_states.dtype)  # the one rounding

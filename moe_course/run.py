@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -15,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moe_course.errors import ConfigError, MoECourseError, VerificationFailed
-from moe_course.launch import EVENTS_ENV, RESULT_ENV, emit
-from moe_course.options import RunOptions
+from moe_course.launch import EVENTS_ENV, PLAN_FILE, RESULT_ENV, emit
+from moe_course.options import TINY, RunOptions
 from moe_course.rank_program import run_rank
 from moe_course.result import SCHEMA, build_result, write_json
 
@@ -52,7 +53,11 @@ def _run(options: RunOptions, rank: int, guard) -> None:
     greedy = options.temperature == 0
     reference = None
     if rank == 0:
-        report("plan", plan=plan.as_dict(), model=str(options.model), device=job.device.type, transport=job.transport)
+        shown = _plan_text(job)
+        if os.environ.get(RESULT_ENV):
+            Path(os.environ[RESULT_ENV]).with_name(PLAN_FILE).write_text(shown)
+        given = {} if os.environ.get(RESULT_ENV) else {"text": shown}
+        report("plan", model=str(options.model), device=job.device.type, transport=job.transport, **given)
         if options.check and greedy:  # early: it works while the ranks load
             reference = Reference(_request(job, None))
     try:
@@ -102,7 +107,7 @@ def _run(options: RunOptions, rank: int, guard) -> None:
                 "expert_bytes": model.expert_bytes,
                 "routed": recorder.routed(),
                 "rows_per_pass": {(e["step"], e["layer"]): e["topk_ids"] for e in recorder.passes},
-                "guard": guard.seconds,
+                "guard": guard.seconds | guard.audited,
             }
             | {"peak_rss": peak_rss()}
         )
@@ -140,6 +145,19 @@ def _reporter(job, rank: int) -> Callable[..., None]:
 
     display = RunDisplay(Console(), job.options.prompts, job.tokenizer, 1, job.options.max_new_tokens)
     return lambda event, **fields: display.on_event({"event": event, "rank": rank} | fields)
+
+
+def _plan_text(job) -> str:
+    """The plan as a table, for whoever shows it."""
+    from rich.console import Console
+
+    from moe_course.planner.table import print_plan
+
+    console = Console(file=io.StringIO(), highlight=False, color_system=None)
+    model = "the tiny model" if job.options.model == TINY else str(job.options.model)
+    dtype = str(job.dtype).removeprefix("torch.")
+    print_plan(console, job.plan, model=model, dtype=dtype, max_num_batched_tokens=256)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def _request(job, tokens: list[list[int]] | None) -> dict:

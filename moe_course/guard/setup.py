@@ -22,6 +22,7 @@ class Guard:
         self.on, self.rank = on, rank
         self.store: Any = None
         self.seconds: dict[str, float] = {}
+        self.audited: dict[str, int] = {}  # tensors and bytes compared with the file
         self._statements: list[dict] = []
         self._watchdog: Watchdog | None = None
 
@@ -73,7 +74,8 @@ class Guard:
         from moe_course.guard.canary import canary
 
         with self._timed("audit_s"):
-            audit(model, job.options.model, job.plan, comm)
+            found = audit(model, job.options.model, job.plan, comm)
+        self.audited = {"tensors": found["tensors"], "bytes": found["bytes"]}
         with self._timed("canary_s"):
             for block in model.blocks:
                 canary(block.layer, plan=job.plan)
