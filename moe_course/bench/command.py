@@ -19,7 +19,7 @@ def _bench() -> None:
 
 @bench.command()
 def guard(
-    rounds: Annotated[int, typer.Option(help="Blocks of steps for each variant.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Blocks of steps for each variant.")] = 24,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """What header and watchdog cost of a step: a prefill of 512 rows a rank, and a decode of one; 2 and 4 ranks."""

@@ -1,13 +1,14 @@
 """Ranks as processes: `torch.distributed` on gloo (CPU) or NCCL (GPU).
 
-Headers always travel on a gloo group, rows on the group of their device. On gloo a ragged all-gather is written
-as point-to-point and a reduce-scatter as all-to-all plus an ordered sum: gloo's own are slower, refuse ragged
-sizes, and add in another order from 4 ranks on. Built in: notebook 13.
+Headers travel over plain sockets (`wire.py`), rows on the group of their device. On gloo a ragged all-gather is
+written as point-to-point and a reduce-scatter as all-to-all plus an ordered sum: gloo's own are slower, refuse
+ragged sizes, and add in another order from 4 ranks on. Built in: notebook 13.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm
+from moe_course.comm.wire import LostPeer, Wire
 from moe_course.errors import BackendUnavailable, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
 
 
@@ -22,23 +24,34 @@ class DistComm(Comm):
     """One rank of a process group.
 
     Args:
-        headers: gloo group for headers; rows: group for rows, gloo or NCCL, with the same ranks.
+        wire: connections to the same ranks, for headers; rows: group for rows, gloo or NCCL.
         ranks: world ranks of the members, in group order.
         device: where the rows live.
+        world: what all groups of this world share.
     """
 
-    def __init__(self, headers, rows, ranks: list[int], device: torch.device, timeout: float, shared=None):
+    def __init__(self, wire: Wire, rows, ranks: list[int], device: torch.device, world: _World, shared=None):
         super().__init__(ranks.index(dist.get_rank()), ranks, shared)
-        self._headers, self._rows, self._ranks = headers, rows, ranks
-        self._device, self._timeout = device, timeout
+        self._wire, self._rows, self._ranks = wire, rows, ranks
+        self._device, self._world, self._timeout = device, world, world.timeout
         self._what = ""
 
     def _exchange(self, message: torch.Tensor, what: str) -> torch.Tensor:
         self._what = what
-        messages = [torch.empty_like(message) for _ in self._ranks]
+        messages = message.new_empty(self.world_size, message.numel())
         messages[self.rank] = message
-        self._transfer(messages, [message] * self.world_size, self._headers)
-        return torch.stack(messages)
+        rows = memoryview(messages.numpy()).cast("B")
+        size = message.numel() * message.element_size()
+        places = [rows[peer * size : (peer + 1) * size] for peer in range(self.world_size)]
+        try:
+            self._wire.exchange(places[self.rank], places, self._now_waiting_for)
+        except LostPeer as lost:
+            raise self._named(lost.peer, lost) from lost
+        return messages
+
+    def _now_waiting_for(self, peer: int) -> None:
+        if self.shared.waiting is not None:
+            self.shared.waiting.waiting_for = {self._ranks[peer]}
 
     def _all_gather(self, rows: torch.Tensor, receive_bytes: list[int]) -> torch.Tensor:
         # one flat buffer, received into in place: no concatenation afterwards
@@ -61,41 +74,43 @@ class DistComm(Comm):
 
     def _transfer(self, receive: list[torch.Tensor], send: list[torch.Tensor], group) -> None:
         """Point-to-point with every peer; empty tensors are not sent, both sides know their sizes."""
-        ops = []
-        for peer in range(self.world_size):
-            if peer == self.rank:
-                continue
-            if receive[peer].numel():
-                ops.append(dist.P2POp(dist.irecv, receive[peer], self._ranks[peer], group))
-            if send[peer].numel():
-                ops.append(dist.P2POp(dist.isend, send[peer], self._ranks[peer], group))
-        if not ops:
-            return
+        peers = [peer for peer in range(self.world_size) if peer != self.rank]
         if dist.get_backend(group) == "nccl":  # coalesced into one
+            ops = [dist.P2POp(dist.irecv, receive[peer], self._ranks[peer], group) for peer in peers]
+            ops += [dist.P2POp(dist.isend, send[peer], self._ranks[peer], group) for peer in peers]
+            ops = [op for op in ops if op.tensor.numel()]
             with self._errors(None):
-                for work in dist.batch_isend_irecv(ops):
+                for work in dist.batch_isend_irecv(ops) if ops else []:
                     work.wait()
             return
+        # the group's own calls: torch.distributed's wrappers take longer than gloo does for a header
         works, failures = [], []
-        for op in ops:  # a dead peer must not keep the others from getting what they wait for
+        for call, tensors in ((group.recv, receive), (group.send, send)):
+            for peer in peers:
+                if not tensors[peer].numel():
+                    continue
+                try:
+                    works.append((peer, call([tensors[peer]], peer, 0)))
+                except RuntimeError as error:  # a dead peer must not keep the others from what they wait for
+                    failures.append(self._named(peer, error))
+        for peer, work in works:
+            self._now_waiting_for(peer)
             try:
-                with self._errors(op.peer):
-                    works.append((op, op.op(op.tensor, op.peer, group=op.group)))
-            except MoECourseError as error:
-                failures.append(error)
-        for op, work in works:
-            if self.shared.waiting is not None:
-                self.shared.waiting.waiting_for = {op.peer}
-            try:
-                with self._errors(op.peer):
-                    work.wait()
-            except ExchangeTimeout as error:
-                failures.append(error)
-                break  # each of the others would take as long again
-            except MoECourseError as error:
-                failures.append(error)
+                work.wait()
+            except RuntimeError as error:
+                failures.append(self._named(peer, error))
+                if isinstance(failures[-1], ExchangeTimeout):
+                    break  # each of the others would take as long again
         if failures:
             raise failures[0]  # the later ones follow from it
+
+    def _named(self, peer: int, error: Exception) -> MoECourseError:
+        """The error of an exchange with one peer, by its rank."""
+        try:
+            with self._errors(self._ranks[peer]):
+                raise error
+        except MoECourseError as named:
+            return named
 
     def _errors(self, peer: int | None) -> _NamedErrors:
         return _NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout, self.shared.watchdog)
@@ -104,18 +119,20 @@ class DistComm(Comm):
         if self.world_size < dist.get_world_size():
             raise ConfigError(f"rank {self.world_rank}: split the group of all ranks, not one of its sub-groups")
         # new_group is collective over the world: every rank creates every group, in one order
+        self._world.splits += 1
+        self._what = f"making groups {groups}"
         with self._errors(None):
-            created = [_new_groups([self._ranks[r] for r in group], self._device, self._timeout) for group in groups]
-        headers, rows = created[groups.index(mine)]
+            created = [_new_group([self._ranks[r] for r in group], self._device, self._timeout) for group in groups]
+            wire = self._world.wire([self._ranks[rank] for rank in mine])
         members = [self._ranks[rank] for rank in mine]
-        return DistComm(headers, rows, members, self._device, self._timeout, self.shared)
+        return DistComm(wire, created[groups.index(mine)], members, self._device, self._world, self.shared)
 
     def gather_objects(self, item: Any) -> list[Any] | None:
         """Everybody's picklable object on rank 0, None elsewhere. For reports after a run, not for rows."""
         items = [None] * self.world_size if self.rank == 0 else None
         self._what = "gathering the results"
         with self._errors(None):
-            dist.gather_object(item, items, dst=self._ranks[0], group=self._headers)
+            dist.gather_object(item, items, dst=self._ranks[0], group=self._world.objects)
         return items
 
 
@@ -130,12 +147,14 @@ class _NamedErrors:
         return None
 
     def __exit__(self, kind, error, traceback) -> bool:
-        if not isinstance(error, RuntimeError):
+        if not isinstance(error, RuntimeError | LostPeer):
             return False
+        if self.peer is None and isinstance(error, LostPeer):
+            self.peer = self.ranks[error.peer]
         who = (
             f"rank {self.peer}" if self.peer is not None else f"one of ranks {[r for r in self.ranks if r != self.me]}"
         )
-        if "imed out" in str(error):
+        if "imed out" in str(error) or getattr(error, "late", False):
             cause, graph = self.watchdog.explain() if self.watchdog else ("", [])
             cause = cause or "every rank must make every call, also with zero rows"
             late = ExchangeTimeout(f"{self.what}: after {self.timeout:g} s still waiting for {who}; {cause}")
@@ -147,11 +166,24 @@ class _NamedErrors:
         raise RankLost(f"{self.what}: lost {who}: {known or first_line[:160]}") from error
 
 
-def _new_groups(ranks: list[int], device: torch.device, timeout: float):
-    """(group for headers, group for rows) of the same ranks."""
-    limit = timedelta(seconds=timeout)
-    headers = dist.new_group(ranks, timeout=limit, backend="gloo")
-    return headers, dist.new_group(ranks, timeout=limit, backend="nccl" if device.type == "cuda" else "gloo")
+@dataclass
+class _World:
+    """The store, the gloo group for objects, and the number of splits so far: names of wires must not repeat."""
+
+    store: Any
+    objects: Any
+    timeout: float
+    splits: int = 0
+
+    def wire(self, ranks: list[int]) -> Wire:
+        name = f"{self.splits}-{'-'.join(map(str, ranks))}"
+        return Wire(self.store, name, ranks.index(dist.get_rank()), len(ranks), self.timeout)
+
+
+def _new_group(ranks: list[int], device: torch.device, timeout: float):
+    """A group for rows."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
 
 
 def pick_device(device: str = "auto") -> torch.device:
@@ -200,12 +232,10 @@ def init(plan, device: str = "auto", timeout: float = 60, store=None) -> DistCom
     backend, limit = ("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"), timedelta(seconds=timeout)
     ranks = list(range(world_size))
     with _NamedErrors("joining the group of all ranks", None, ranks, rank, timeout, None):
-        if store is None:
-            dist.init_process_group(backend, timeout=limit)
-        else:
-            dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world_size)
-        groups = _new_groups(ranks, where, timeout)
-    return DistComm(*groups, ranks, where, timeout)
+        store = store or join_store(timeout)[0]
+        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world_size)
+        world = _World(store, dist.new_group(ranks, timeout=limit, backend="gloo"), timeout)
+        return DistComm(world.wire(ranks), _new_group(ranks, where, timeout), ranks, where, world)
 
 
 def close() -> None:
