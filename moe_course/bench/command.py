@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
+
+from moe_course.errors import RankLost
+from moe_course.launch import launch
 
 bench = typer.Typer(no_args_is_help=True, help="Measure on this machine, two variants side by side.")
 LIMITS = {"prefill": 0.05, "decode": 0.15}  # shares of a step, for 2 ranks
@@ -26,16 +29,8 @@ def guard(
     from rich.console import Console
     from rich.table import Table
 
-    from moe_course.launch import launch
-
-    console, figures = Console(), []
-    for ranks in (2, 4):
-        with console.status(f"{ranks} ranks"):
-            ended = launch([str(rounds)], ranks, module="moe_course.bench.guard_ranks")
-        if ended.error:
-            print(ended.error, file=sys.stderr)
-            return ended.returncode
-        figures += [event | {"ranks": ranks} for event in ended.events if event["event"] == "measured"]
+    console = Console()
+    figures = _measure(console, "moe_course.bench.guard_ranks", rounds)
     table = Table(title=f"the guard's share of a step ({rounds} rounds, in turns)", title_justify="left")
     for name in ("ranks", "step", "with guard", "without", "share, fastest", "share, median", "aim"):
         table.add_column(name, justify="right")
@@ -51,8 +46,47 @@ def guard(
             aim,
         )
     console.print(table)
-    if json_file is not None:
+    _store(json_file, "guard", rounds, figures)
+    return 0
+
+
+@bench.command()
+def headers(
+    rounds: Annotated[int, typer.Option(help="Blocks of exchanges for each way.")] = 10,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+) -> int:
+    """How long one header takes to every peer: over gloo, and over the plain sockets in use; 2 and 4 ranks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, figures = Console(), []
+    table = Table(title=f"one header to every peer and back ({rounds} rounds, in turns)", title_justify="left")
+    for name in ("ranks", "gloo, least", "sockets, least", "gloo, median", "sockets, median"):
+        table.add_column(name, justify="right")
+    for one in _measure(console, "moe_course.bench.header_ranks", rounds):
+        figures.append(one)
+        ways = [one["times"][way] for way in ("gloo", "sockets")]
+        found = [f"{1e6 * of(seconds):.0f} us" for of in (min, median) for seconds in ways]
+        table.add_row(str(one["ranks"]), *found)
+    console.print(table)
+    _store(json_file, "headers", rounds, figures)
+    return 0
+
+
+def _measure(console, module: str, rounds: int) -> list[dict]:
+    """Events of a rank program, run with 2 and with 4 ranks. Raises RankLost when it fails."""
+    found = []
+    for ranks in (2, 4):
+        with console.status(f"{ranks} ranks"):
+            ended = launch([str(rounds)], ranks, module=module)
+        if ended.error:
+            raise RankLost(ended.error.removeprefix("error: "))
+        found += [event | {"ranks": ranks} for event in ended.events if event["event"] == "measured"]
+    return found
+
+
+def _store(file: Path | None, name: str, rounds: int, figures: list[dict]) -> None:
+    if file is not None:
         from moe_course.result import write_json
 
-        write_json(json_file, {"schema": "moe_course.bench.guard/1", "rounds": rounds, "figures": figures})
-    return 0
+        write_json(file, {"schema": f"moe_course.bench.{name}/1", "rounds": rounds, "figures": figures})

@@ -13,83 +13,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
+from moe_course.comm.header import OPS, UNKNOWN, compare, dtype_code
 from moe_course.comm.ledger import Entry, Ledger
-from moe_course.errors import ConfigError, ExchangeMismatch
+from moe_course.comm.packing import Rows, pack, row_bytes, unpack
+from moe_course.comm.shared import Shared, Waiting
+from moe_course.errors import ConfigError
 
 __all__ = ["Comm", "Entry", "Ledger", "Rows"]
-
-OPS = ("all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_reduce", "barrier", "split")
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
-#: Fields every rank must agree on, in the order in which they are compared.
-FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "metadata bytes", "metadata dtypes")
-UNKNOWN = -1  # "no rows expected" in a message
-_COUNTED = ("reduce_scatter_rows", "all_to_all_rows")  # their counts must add up to the rows
-_FEW = 16  # ranks
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What an exchange delivered: rows of all sources in rank order, what travelled along, rows per source."""
-
-    rows: torch.Tensor  # [sum(counts), W]
-    metadata: tuple[torch.Tensor, ...]  # each [sum(counts), …]
-    counts: list[int]  # [R]
-
-
-@dataclass
-class Waiting:
-    """The exchange a rank is in: what a watchdog shows when it lasts too long. Ranks are those of the whole world."""
-
-    op: str
-    number: int
-    layer: int
-    step: int
-    members: list[int]
-    waiting_for: set[int]
-    since: float = field(default_factory=time.monotonic)
-
-    def __str__(self) -> str:
-        return f"{self.op} #{self.number} (layer {self.layer}, step {self.step})"
-
-
-class Watcher(Protocol):
-    """Whoever knows what other ranks do (`guard.watchdog.Watchdog`)."""
-
-    def explain(self) -> tuple[str, list[str]]:
-        """The culprit in a sentence, and one line about each rank."""
-
-    def gone(self, rank: int | None) -> str:
-        """What became of a rank that is lost; None: of any."""
-
-
-@dataclass
-class Shared:
-    """What a group and all its sub-groups have in common on one rank."""
-
-    ledger: Ledger
-    layer: int = -1
-    step: int = 0
-    compare: bool = True  # False: believe every header, as a program without a guard does
-    waiting: Waiting | None = None
-    waited_s: float = 0.0  # spent in exchanges so far
-    watchdog: Watcher | None = None
 
 
 class Comm(ABC):
@@ -147,7 +80,7 @@ class Comm(ABC):
             rows: `[n, W]`; n may differ between ranks and may be 0.
             metadata: tensors `[n, …]` that travel with the rows; counted apart.
         """
-        send = _pack(rows, metadata, self.world_rank)
+        send = pack(rows, metadata, self.world_rank)
         counts = self._agree("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
         received = [int(counts[source, self.rank]) for source in range(self.world_size)]
         self._record("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
@@ -167,7 +100,7 @@ class Comm(ABC):
             rows: `[sum(send_counts), W]`.
             receive_counts: rows expected from each rank, if known; compared with what they send.
         """
-        send = _pack(rows, metadata, self.world_rank)
+        send = pack(rows, metadata, self.world_rank)
         counts = self._agree("all_to_all_rows", rows, metadata, send_counts, receive_counts)
         received = [int(counts[source, self.rank]) for source in range(self.world_size)]
         self._record("all_to_all_rows", rows, metadata, send_counts)
@@ -193,7 +126,7 @@ class Comm(ABC):
         mine = self._reduce_scatter("all_reduce", tensor, counts)
         self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
-        send = _pack(mine, (), self.world_rank)
+        send = pack(mine, (), self.world_rank)
         packed = self._all_gather(send, [n * send.shape[1] for n in counts])
         return self._received(packed, mine, (), counts).rows
 
@@ -247,7 +180,7 @@ class Comm(ABC):
         agreed = self._agree(op, rows, (), counts, same_counts=True)
         mine = int(agreed[self.rank, self.rank])
         self._record(op, rows, (), counts)
-        packed = self._all_to_all(_pack(rows, (), self.world_rank), counts, [mine] * self.world_size)
+        packed = self._all_to_all(pack(rows, (), self.world_rank), counts, [mine] * self.world_size)
         received = self._received(packed, rows, (), [mine] * self.world_size)
         parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
         total = parts[0].clone()
@@ -273,10 +206,10 @@ class Comm(ABC):
             OPS.index(op),
             self.layer,
             self.step,
-            self._dtype_code(rows),
+            dtype_code(rows, self.world_rank),
             rows.shape[1:].numel(),
-            sum(_row_bytes(tensor) for tensor in metadata),
-            sum((self._dtype_code(tensor) + 1) << (4 * place) for place, tensor in enumerate(metadata)),
+            sum(row_bytes(tensor) for tensor in metadata),
+            sum((dtype_code(tensor, self.world_rank) + 1) << (4 * place) for place, tensor in enumerate(metadata)),
         ]
         expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
         self._op_number += 1
@@ -289,56 +222,10 @@ class Comm(ABC):
             entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
             self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
         if self.shared.compare:
-            self._compare(messages, op, same_counts)
+            compare(messages, self.members, op, same_counts)
         if self.shared.waiting is not None:  # headers are here, rows are next
             self.shared.waiting.waiting_for = others
         return messages[:, len(header) + 1 : len(header) + 1 + size]
-
-    def _dtype_code(self, tensor: torch.Tensor) -> int:
-        if tensor.dtype not in DTYPES:
-            known = ", ".join(_name(dtype) for dtype in DTYPES)
-            raise ConfigError(f"rank {self.world_rank}: {_name(tensor.dtype)} rows cannot travel, these can: {known}")
-        return DTYPES.index(tensor.dtype)
-
-    def _compare(self, messages: torch.Tensor, op: str, same_counts: bool) -> None:
-        """Raise the same ExchangeMismatch on all ranks if any two messages disagree."""
-        size, fields, names = self.world_size, len(FIELDS), self.members
-        if size <= _FEW and _all_fine(messages.tolist(), op, same_counts):
-            return
-        seen = messages.numpy()  # a dozen small comparisons: numpy's cost a tenth of torch's
-        header, rows = seen[:, :fields], seen[:, fields]
-        counts, wanted = seen[:, fields + 1 : fields + 1 + size], seen[:, fields + 1 + size :]
-        if (header != header[0]).any():
-            column = int((header != header[0]).any(axis=0).argmax())
-            peer, field = int((header[:, column] != header[0, column]).argmax()), FIELDS[column]
-            values = [_readable(field, int(header[rank, column])) for rank in (0, peer)]
-            detail = f"rank {names[0]} has {values[0]}, rank {names[peer]} has {values[1]}"
-            self._mismatch(header[0], field, detail)
-        if op in _COUNTED and (counts.sum(axis=1) != rows).any():
-            rank = int((counts.sum(axis=1) != rows).argmax())
-            announced = counts[rank].tolist()
-            said = f"announces {sum(announced)} in its counts {announced}"
-            detail = f"rank {names[rank]} has {int(rows[rank])} rows and {said}"
-            self._mismatch(header[0], "rows", detail)
-        if same_counts and (counts != counts[0]).any():
-            rank = int((counts != counts[0]).any(axis=1).argmax())
-            what = "group numbers" if op == "split" else "counts"
-            ours, theirs = counts[0].tolist(), counts[rank].tolist()
-            detail = f"rank {names[0]} has {what} {ours}, rank {names[rank]} has {what} {theirs}"
-            self._mismatch(header[0], "groups" if op == "split" else "rows", detail)
-        wrong = (wanted != UNKNOWN) & (wanted != counts.T)
-        if wrong.any():
-            rank, source = (int(index) for index in divmod(int(wrong.argmax()), size))
-            sent, expected = int(counts[source, rank]), int(wanted[rank, source])
-            detail = f"rank {names[source]} sends {sent} rows to rank {names[rank]}, which expects {expected}"
-            self._mismatch(header[0], "rows", detail)
-
-    def _mismatch(self, header, field: str, detail: str) -> None:
-        number, op, layer, step = header[:4].tolist()
-        raise ExchangeMismatch(
-            f"{OPS[op]} #{number} (layer {layer}, step {step}): {field} differ: {detail}; "
-            "every rank must make the same calls in the same order with the same shapes"
-        )
 
     def _done(self) -> None:
         if self.shared.waiting is not None:
@@ -350,73 +237,13 @@ class Comm(ABC):
     ) -> Rows:
         self.ledger.rows_received += len(packed) - counts[self.rank]
         self._done()
-        return _unpack(packed, rows, metadata, counts)
+        return unpack(packed, rows, metadata, counts)
 
     def _record(
         self, op: str, rows: torch.Tensor, metadata: Sequence[torch.Tensor], send_counts: Sequence[int]
     ) -> None:
-        per_row, extra = _row_bytes(rows), sum(_row_bytes(tensor) for tensor in metadata)
+        per_row, extra = row_bytes(rows), sum(row_bytes(tensor) for tensor in metadata)
         for peer, n in enumerate(send_counts):
             if peer != self.rank and n:
                 entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
                 self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
-
-
-def _all_fine(messages: list[list[int]], op: str, same_counts: bool) -> bool:
-    """For a few ranks: does nothing differ? Lists are quickest then; what differs, and how, is `_compare`'s affair."""
-    fields, size = len(FIELDS), len(messages)
-    header, first = messages[0][:fields], messages[0][fields + 1 : fields + 1 + size]
-    for message in messages:
-        counts = message[fields + 1 : fields + 1 + size]
-        if message[:fields] != header or (same_counts and counts != first):
-            return False
-        if op in _COUNTED and sum(counts) != message[fields]:
-            return False
-        if any(wanted != UNKNOWN for wanted in message[fields + 1 + size :]):
-            return False  # or perhaps: somebody knows what to expect, and it has to be compared
-    return True
-
-
-def _readable(field: str, value: int) -> str:
-    if field == "op":
-        return OPS[value] if 0 <= value < len(OPS) else str(value)
-    if field == "dtype":
-        return _name(DTYPES[value])
-    if field == "metadata dtypes":  # one hexadecimal digit each, 0 for none
-        return ", ".join(_name(DTYPES[int(digit, 16) - 1]) for digit in reversed(f"{value:x}")) if value else "none"
-    return str(value)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return tensor.shape[1:].numel() * tensor.element_size()
-
-
-def _pack(rows: torch.Tensor, metadata: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-    """One uint8 row `[n, B]` per row: its payload, then its metadata. Any dtype travels this way, fp8 too."""
-    for tensor in metadata:
-        if len(tensor) != len(rows):
-            raise ConfigError(f"rank {rank}: metadata has {len(tensor)} rows, the rows are {len(rows)}")
-    parts = [_bytes(tensor) for tensor in (rows, *metadata)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # flat first: an empty tensor counts as contiguous whatever its strides are, and then cannot be seen as bytes
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).view(len(tensor), _row_bytes(tensor))
-
-
-def _unpack(packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]) -> Rows:
-    """Cut packed rows back into tensors shaped and typed like `rows` and `metadata`."""
-    tensors, start = [], 0
-    for like in (rows, *metadata):
-        end = start + _row_bytes(like)
-        part = packed[:, start:end].contiguous().view(-1)
-        if part.storage_offset():  # one row or none is contiguous as it is, but starts where its dtype may not
-            part = part.clone()
-        tensors.append(part.view(like.dtype).view(len(packed), *like.shape[1:]))
-        start = end
-    return Rows(tensors[0], tuple(tensors[1:]), counts)

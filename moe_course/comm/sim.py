@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from moe_course.comm.base import Comm, Shared
+from moe_course.comm.base import Comm
+from moe_course.comm.shared import Shared
 from moe_course.errors import ExchangeTimeout, MoECourseError, RankLost
 
 

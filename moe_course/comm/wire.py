@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 
 _TOKEN_BYTES = 16
+_HELLO_S = 2.0  # a rank says who it is at once
 
 
 class LostPeer(Exception):
@@ -105,12 +106,9 @@ class Wire:
                 listener.settimeout(_left(deadline))
                 try:
                     connection, _ = listener.accept()
-                    connection.settimeout(_left(deadline))
-                    hello = connection.recv(_TOKEN_BYTES + 4, socket.MSG_WAITALL)
                 except TimeoutError:
                     raise LostPeer(absent, True, "it did not connect") from None
-                except OSError:  # whoever that was
-                    continue
+                hello = _hello(connection)
                 if hello[:_TOKEN_BYTES] != token or len(hello) != _TOKEN_BYTES + 4:
                     connection.close()  # not one of us
                     continue
@@ -130,6 +128,15 @@ def own_address() -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # nothing is sent: the kernel looks up the way
         return probe.getsockname()[0]
+
+
+def _hello(connection: socket.socket) -> bytes:
+    """What somebody who called says first; nothing, if it takes too long."""
+    connection.settimeout(_HELLO_S)
+    try:
+        return connection.recv(_TOKEN_BYTES + 4, socket.MSG_WAITALL)
+    except OSError:
+        return b""
 
 
 def _left(deadline: float) -> float:

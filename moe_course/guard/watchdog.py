@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moe_course.comm.base import Shared
+from moe_course.comm.shared import Shared
 
 _ANSWER_S = 1.0  # how long ranks have to answer an alarm
 _LOOK_EVERY_S = 0.25

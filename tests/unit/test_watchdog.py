@@ -12,8 +12,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from moe_course.comm.base import Shared, Waiting
 from moe_course.comm.ledger import Ledger
+from moe_course.comm.shared import Shared, Waiting
 from moe_course.guard.watchdog import Status, Watchdog, culprit, place
 
 
