@@ -229,6 +229,11 @@ def _verdict(
         return 5, "error: rank {}: killed by {}".format(*killed)
     if first is not None:
         return first["exit_code"], f"error: rank {first['rank']}: {first['message']}"
+    if nodes.nnodes > 1 and re.search("EADDRINUSE|ddress already in use", "".join(output)):
+        return 5, (
+            f"error: port {nodes.master_port} of this node is taken by another program, "
+            "perhaps by another run; name a free one with --master-port, the same on every node"
+        )
     lines = [line.strip() for line in output if line.strip()]
     return returncode or 1, f"error: torchrun ended with {returncode}: {lines[-1] if lines else 'no output'}"
 

@@ -235,15 +235,18 @@ def train(args: argparse.Namespace) -> GlmMoeDsaForCausalLM:
 
 
 @torch.no_grad()
-def evaluate(directory: Path) -> dict:
-    """Held-out loss (nats per byte), routing load and the `xz -9` yardstick, of the stored file loaded as fp32."""
+def evaluate(directory: Path, lengths: tuple[int, ...] = (128, 512)) -> dict:
+    """Held-out loss (nats per byte), routing load and the `xz -9` yardstick, of the stored file loaded as fp32.
+
+    `lengths` are those of the windows, in bytes; the load is that of the last one.
+    """
     model = GlmMoeDsaForCausalLM.from_pretrained(
         directory, dtype=torch.float32, experts_implementation="grouped_mm"
     ).eval()
     text = held_out_bytes()
     balancer = LoadBalancer(model, 0.0, 0.0)
     result: dict = {"held_out_bytes": len(text), "max_over_mean_load": None}
-    for length in (128, 512):
+    for length in lengths:
         balancer.reset()
         losses = []
         for chunk in windows(text, length).split(8192 // length):

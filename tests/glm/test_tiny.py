@@ -53,7 +53,7 @@ def test_held_out_loss_and_load_are_those_of_the_card():
     from moe_course.glm.corpus import held_out_bytes
     from moe_course.glm.train_tiny import evaluate
 
-    figures, card = evaluate(TINY), (TINY / "README.md").read_text()
+    figures, card = evaluate(TINY, (512,)), (TINY / "README.md").read_text()
     assert figures["loss_512"] <= 1.15 and figures["loss_512"] < figures["xz_9_nats_per_byte"]
     assert max(figures["max_over_mean_load"]) <= 2.0
     same_text = f"{len(held_out_bytes()):,} bytes" in card  # another Python version has other files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -162,3 +163,25 @@ def test_a_killed_launcher_takes_everything_along(course):
 def test_the_time_limit_ends_all_ranks(course):
     ended = course.run(*LONG, "--time-limit", "6")
     assert_one_line(course, ended, 5, "not finished after 6 s")
+
+
+def test_two_runs_at_once_do_not_meet(course):
+    """Each takes a port of its own."""
+    short = ["--world-size", "2", "--prompt", "x", "--max-new-tokens", "1"]
+    processes = [course.start(*short) for _ in range(2)]
+    for process in processes:
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+    assert not course.wait_until_gone()
+
+
+def test_a_port_that_is_taken_is_named(course):
+    """One that was asked for: several machines have to agree on it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = course.run(
+            "--world-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port),
+        )  # fmt: skip
+    assert_one_line(course, ended, 5, f"port {port}", "--master-port")
