@@ -39,8 +39,12 @@ def test_one_rank_with_another_value_ends_the_job(course, override, says):
 
 
 def test_ranks_may_live_elsewhere_and_lose_patience_at_different_times(course):
-    ended = course.run(*TWO, *(f"--override=1:{field}=9" for field in ("timeout", "warn_after", "pid")))
+    """And what the guard costs is shown."""
+    fields = ("timeout", "warn_after", "pid")
+    ended = course.run(*TWO, "--timings", *(f"--override=1:{field}=9" for field in fields))
     assert ended.returncode == 0, ended.stderr
+    assert all(ended.result["guard"][name] > 0 for name in ("handshake_s", "audit_s", "canary_s", "tensors"))
+    assert all(name in ended.stdout for name in ("handshake", "audit", "canary", "exchanges"))
     ended = course.run(*TWO, "--override", "1:no_such_field=9")
     assert_named(course, ended, 2, "no_such_field", "fields: ")
 
@@ -95,10 +99,3 @@ def test_the_canary_and_the_audit_run_before_the_first_token(course):
     assert_named(course, ended, 3, "canary", "never")
     ended = course.run(*TWO, "--expert-placement-strategy", "round_robin", *fault("misplace", rank=1))
     assert_named(course, ended, 2, "layer 1: expert 1 is held by ranks 0, 1, should be held by rank 0")
-
-
-def test_timings_show_what_the_guard_costs(course):
-    ended = course.run(*TWO, "--timings")
-    assert ended.returncode == 0, ended.stderr
-    assert all(ended.result["guard"][name] > 0 for name in ("handshake_s", "audit_s", "canary_s"))
-    assert all(name in ended.stdout for name in ("handshake", "audit", "canary", "exchanges"))
