@@ -47,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         code = app(args=argv, prog_name="moe-course", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without a command: its help
+            print(error.format_message())
+            return 0
         print(f"error: {error.format_message().replace('Value error, ', '')}", file=sys.stderr)
         return 2
     except MoECourseError as error:

@@ -108,7 +108,7 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
     console = console or Console()
     console.print(_rank_table(result))
     for prompt in result["prompts"]:
-        body = Text.assemble((prompt["prompt"], "dim"), (prompt["text"], "bold"))
+        body = Text.assemble((_printable(prompt["prompt"]), "dim"), (_printable(prompt["text"]), "bold"))
         title = f"prompt {result['prompts'].index(prompt)} · rank {prompt['dp_rank']}"
         mark = {True: " · as the reference", False: " · NOT as the reference", None: ""}[prompt["matches_reference"]]
         console.print(Panel(body, title=title + mark, title_align="left", border_style="cyan"))
@@ -116,7 +116,7 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
     phases = result["phases"]
     prefill, decode = _rate(phases["prefill_tokens_per_s"]), _rate(phases["decode_tokens_per_s"])
     console.print(f"speed    prefill {prefill} · decode {decode} tokens/s over all ranks")
-    console.print(f"time     {phases['load_s']:.1f} s to start and load · {result['wall_s']:.1f} s in all")
+    console.print(f"time     {phases['load_s']:.1f} s to start and load · {result['wall_s']:.1f} s in the ranks")
     uneven = result["load"]["max_over_mean"]
     if uneven is not None and result["world_size"] > 1:
         console.print(f"load     the busiest rank computed {uneven:.2f} x the mean number of routes")
@@ -188,6 +188,11 @@ def _verdict_line(result: dict) -> Text:
     else:
         detail = "; ".join(result["failures"][:3])
     return Text.assemble("verdict  ", (verdict, style), f": {detail}")
+
+
+def _printable(text: str) -> str:
+    """Control characters as \\xNN: they would move the cursor, or colour the terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _count(n: int, noun: str) -> str:

@@ -199,8 +199,10 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         try:
             value = json.loads(line)
             prompts.append(value["prompt"] if isinstance(value, dict) else value)
-        except (json.JSONDecodeError, KeyError) as error:
-            raise ConfigError(f"--prompts-file {path}, line {number}: {error}") from None
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"--prompts-file {path}, line {number} is not JSON: {error}") from None
+        except KeyError:
+            raise ConfigError(f'--prompts-file {path}, line {number}: an object needs a field "prompt"') from None
         if not isinstance(prompts[-1], str):
             raise ConfigError(f"--prompts-file {path}, line {number}: expected a string, got {prompts[-1]!r}")
     return tuple(prompts)

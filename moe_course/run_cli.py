@@ -207,6 +207,9 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
     argv = options.as_arguments()
     if not any(arg.startswith(("--world-size", "--tensor", "--data", "--prefill")) for arg in argv):
         argv.append(f"--world-size={world_size}")
+    if nodes.nnodes > 1:
+        where = f"{nodes.master_addr}:{nodes.master_port}"
+        console.print(f"node {nodes.node_rank} of {nodes.nnodes}, waiting for all of them to come to {where}")
     try:
         with display:
             ended = launch(argv, world_size, display.on_event, options.time_limit, nodes=nodes)

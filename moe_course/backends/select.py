@@ -75,7 +75,8 @@ def select(
         )
     if requested not in AVAILABLE:
         raise BackendUnavailable(
-            f"all2all backend {requested!r} does not run here, choose from: {', '.join(AVAILABLE)}"
+            f"all2all backend {requested!r} does not run here, choose from: {', '.join(AVAILABLE)} "
+            f"(vLLM also knows {', '.join(VENDOR_PACKAGES)})"
         )
     name = OLD_NAMES.get(requested, requested)
     warning = f"{requested} is an old name, {name} runs instead" if name != requested else None

@@ -10,6 +10,7 @@ from importlib import import_module
 from types import SimpleNamespace
 
 from moe_course.backends.select import VENDOR_PACKAGES
+from moe_course.errors import BackendUnavailable
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
 
@@ -19,6 +20,6 @@ def unprobed(name: str) -> SimpleNamespace:
 
     def dispatch(hidden_states, topk_weights, topk_ids, *, comm, placement):
         import_module(VENDOR_PACKAGES[name])
-        raise NotImplementedError(f"{VENDOR_PACKAGES[name]} is here, and this version does not call it")
+        raise BackendUnavailable(f"the package {VENDOR_PACKAGES[name]} is here, and this version does not call it")
 
     return SimpleNamespace(CAPABILITIES=CAPABILITIES, dispatch=dispatch, combine=None)

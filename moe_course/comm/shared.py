@@ -25,7 +25,8 @@ class Waiting:
     since: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
-        return f"{self.op} #{self.number} (layer {self.layer}, step {self.step})"
+        where = f"layer {self.layer}, step {self.step}" if self.layer >= 0 else "outside the layers"
+        return f"{self.op} #{self.number} ({where})"
 
 
 class Watcher(Protocol):

@@ -25,7 +25,8 @@ def check_capacity(comm: Comm, rows: int, t_max: int) -> None:
     if over:
         raise CapacityExceeded(
             f"rank {comm.members[over[0]]} has {counts[over[0]]} rows, T_max is {t_max}: "
-            "a buffer of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, or send fewer rows"
+            "a buffer of fixed size cannot hold them; raise T_max on all ranks (vLLM: --max-num-batched-tokens), "
+            "or send fewer rows"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moe_course.options import TINY
 
-_SHORT = ["--prompt=def add(a, b):", "--max-new-tokens=4"]
+_SHORT = ["--prompt=def add(a, b):", "--max-new-tokens=24"]
 _TP2_EP = ["--tensor-parallel-size=2", "--enable-expert-parallel"]
 _LOST_EXPERTS = range(16)
 
@@ -122,7 +122,7 @@ DRILLS = {
             "Backends with fixed buffers hold a maximum of rows per rank (deepep_ll.py); a captured graph holds one "
             "shape. What does not fit fails in the kernel, or was cut off before.",
             "Buffers are made for 8 rows per rank; rank 1 brings 9.",
-            "Agree on the largest count before the exchange; raise --max-num-batched-tokens on all ranks.",
+            "Agree on the largest count before the exchange; make the buffers larger on all ranks, or send fewer rows.",
             2,
             lambda folder: [],
             ("rank 1", "9 rows", "T_max is 8"),

@@ -48,8 +48,12 @@ def drill(
         raise ConfigError(f"there is no drill {name!r}; drills: {', '.join(DRILLS)}")
     chosen = DRILLS[name]
     _print_story(console, chosen, raw)
-    with console.status(f"{chosen.ranks} processes are on their way into trouble"):
-        ended, line = run_drill(chosen, raw, raw_limit)
+    try:
+        with console.status(f"{chosen.ranks} processes are on their way into trouble"):
+            ended, line = run_drill(chosen, raw, raw_limit)
+    except KeyboardInterrupt:
+        print("error: interrupted, all ranks were ended", file=sys.stderr)
+        return 130
     outcome = describe_outcome(ended, line, raw)
     if line:
         print(f"error: {line}", file=sys.stderr, flush=True)
@@ -104,7 +108,7 @@ def describe_outcome(ended: RunResult, line: str | None, raw: bool) -> str:
     if line and "killed by SIGABRT" in line:
         return "abort: the process was taken down by its own library, no Python error was raised"
     if ended.returncode:
-        return f"error after {ended.wall_s:.1f} s" + (", which names no rank and no cause" if raw else "")
+        return f"error after {ended.wall_s:.1f} s" + (", in the words of whatever library met it" if raw else "")
     if result is not None and raw:
         return f"nothing to see: the run finished after {ended.wall_s:.1f} s, only slower"
     return f"the run finished after {ended.wall_s:.1f} s"

@@ -60,7 +60,8 @@ def audit(model: LoadedModel, model_dir: str | Path, plan: Plan, comm: Comm) -> 
     found += [problem for _, problems in said for problem in problems]
     if found:
         more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
-        raise CheckpointError("; ".join(found[:MOST]) + more)
+        placed = f"; the placement in force is {plan.placement.strategy}: {plan.placement.reason}"
+        raise CheckpointError("; ".join(found[:MOST]) + more + placed * ("held by" in found[0]))
     return counts | {"seconds": round(time.perf_counter() - began, 4)}
 
 

@@ -73,7 +73,10 @@ def plan(
         ),
     ] = None,
     all2all_backend: Annotated[
-        str, typer.Option(help="How rows travel; any of vLLM's names can be planned.")
+        str,
+        typer.Option(
+            help="How rows travel, by vLLM's names; one that needs a library is shown, and refused in the end."
+        ),
     ] = ParallelConfig.all2all_backend,
     expert_placement_strategy: Annotated[
         Strategy, typer.Option(help="Which rank owns which expert.")

@@ -26,7 +26,7 @@ def find_refusals(parallel: ParallelConfig, config: MoEConfig, moe: MoEParallel)
         found.append(
             ConfigError(
                 f"moe_intermediate_size {config.moe_intermediate_size} cannot be cut into {moe.tp_size} equal parts; "
-                "enable expert parallelism, or use a number of ranks that divides it"
+                "add --enable-expert-parallel, or use a number of ranks that divides it"
             )
         )
     return found

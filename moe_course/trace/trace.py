@@ -58,7 +58,10 @@ class Trace:
 def write_rank(directory: str | Path, rank: int, recorder: Recorder, extra: dict[str, torch.Tensor]) -> None:
     """Write one rank's file; `extra` holds `contribution` and `output` when values were recorded."""
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(f"--trace {folder}: cannot make this folder: {error.strerror}; name another one") from None
     tensors = {name: column.contiguous() for name, column in (recorder.columns() | extra).items()}
     save_file(tensors, folder / f"rank{rank:04d}.safetensors")
 
