@@ -226,9 +226,7 @@ def _verdict(
         return 0, None
     first, killed = _cause(events), _killed_rank("".join(output))
     if killed is not None and (first is None or first["kind"] == "RankLost"):
-        return 5, "error: rank {}: killed by {}, from outside or for want of memory; all ranks were ended".format(
-            *killed
-        )
+        return 5, "error: rank {}: killed by {}, by somebody or for want of memory; all were ended".format(*killed)
     if first is not None:
         return first["exit_code"], f"error: rank {first['rank']}: {first['message']}"
     if nodes.nnodes > 1 and re.search("EADDRINUSE|ddress already in use", "".join(output)):

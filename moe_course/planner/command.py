@@ -74,9 +74,7 @@ def plan(
     ] = None,
     all2all_backend: Annotated[
         str,
-        typer.Option(
-            help="How rows travel, by vLLM's names; one that needs a library is shown, and refused in the end."
-        ),
+        typer.Option(help="How rows travel, by vLLM's names; one that needs a library is shown, then refused."),
     ] = ParallelConfig.all2all_backend,
     expert_placement_strategy: Annotated[
         Strategy, typer.Option(help="Which rank owns which expert.")

@@ -35,7 +35,10 @@ def error(rank, kind="ExchangeMismatch", code=4):
 def test_a_killed_rank_is_the_cause_whatever_the_others_say():
     lost = [error(0, "RankLost", 5), error(1, "RankLost", 5)]
     assert _killed_rank(REPORT.format(code=-9)) == (2, "SIGKILL")
-    assert _verdict(1, False, 9, lost, [REPORT.format(code=-9)]) == (5, "error: rank 2: killed by SIGKILL")
+    assert _verdict(1, False, 9, lost, [REPORT.format(code=-9)]) == (
+        5,
+        "error: rank 2: killed by SIGKILL, by somebody or for want of memory; all were ended",
+    )
 
 
 def test_an_error_of_a_ranks_own_comes_before_those_who_lost_it():

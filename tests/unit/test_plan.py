@@ -213,7 +213,7 @@ def test_what_cannot_be_planned_is_an_error_and_nothing_else(call, tmp_path, arg
     ("args", "says"),
     [
         (["-dp", "2", "-pcp", "2"], "data_parallel_size 2 with prefill_context_parallel_size 2: use one of them"),
-        (["-tp", "3"], "moe_intermediate_size 32 cannot be cut into 3 equal parts; enable expert parallelism"),
+        (["-tp", "3"], "moe_intermediate_size 32 cannot be cut into 3 equal parts; add --enable-expert-parallel"),
         (["-dp", "2", "--enable-expert-parallel", "--all2all-backend", "deepep_high_throughput"], "deep_ep"),
     ],
 )  # fmt: skip
