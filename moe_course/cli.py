@@ -55,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     except MoECourseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ Built in: notebook 13.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from moe_course.parallel import Plan, make_plan
 from moe_course.tokenizer import load_tokenizer
 
 #: Options that are stated in another form: their content, not their name or their folder.
+_PLACES, _SAMPLE = 64, 4096  # places in a checkpoint file that are compared, and bytes at each
 _STATED_OTHERWISE = {"model", "reference_model", "prompts", "faults", "overrides"}
 
 
@@ -102,9 +105,23 @@ def _follows(job: Job) -> dict[str, Any]:
         "transport_used": job.transport,
         "expert_shapes": [[2 * inter, config.hidden_size], [config.hidden_size, inter]],
         "expert_map_digest": digest([plan.placement.owner.tolist(), plan.placement.local.tolist()]),
-        "checkpoint_digest": digest([sorted(files.items()), headers]),
+        "checkpoint_digest": digest([sorted(files.items()), headers, _samples(index)]),
+        "config_digest": digest([(Path(job.options.model) / "config.json").read_text().split()]),
         "tokens_digest": digest(job.prompts),
     }
+
+
+def _samples(index) -> list[str]:
+    """A fingerprint of each file's content, from 4 KiB at 64 places: other weights of the same shapes are noticed."""
+    found = []
+    for path in sorted({info.file for info in index.values()}):
+        size, content = path.stat().st_size, hashlib.sha256()
+        with path.open("rb") as file:
+            for place in range(_PLACES):
+                file.seek(max(0, size - _SAMPLE) * place // (_PLACES - 1))
+                content.update(file.read(_SAMPLE))
+        found.append(content.hexdigest()[:16])
+    return found
 
 
 def _version(package: str) -> str:

@@ -154,7 +154,8 @@ def launch(
 
 def stop(process: subprocess.Popen, pids: Sequence[int] = ()) -> None:
     """End a launch: the agent, its process group and the ranks it started (CONT, TERM, 3 s, KILL)."""
-    groups = [process.pid, *pids]  # torchrun puts every rank into a session of its own
+    # torchrun puts every rank into a session of its own; one that was stopped early has not told its number
+    groups = list(dict.fromkeys([process.pid, *pids, *_children(process.pid)]))
     if process.poll() is None:
         for number in (signal.SIGCONT, signal.SIGTERM):
             for group in groups:
@@ -207,6 +208,16 @@ def _events(stream, output: list[str]) -> Iterator[dict]:
 
 def _pids(events: list[dict]) -> list[int]:
     return [event["pid"] for event in events if event["event"] == "start"]
+
+
+def _children(parent: int) -> list[int]:
+    """Processes started by `parent` that are still there, where /proc tells."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(entry.parent.name))
+    return found
 
 
 def _kill_group(group: int, number: int) -> None:

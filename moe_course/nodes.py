@@ -6,16 +6,15 @@ it. Does not import torch. Source: torch's `distributed/run.py` and `elastic/ren
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moe_course.comm.wire import interface_address
 from moe_course.errors import ConfigError
 
 
@@ -74,7 +73,6 @@ class Nodes:
 
 
 ONE_NODE = Nodes()
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def torchrun_command(
@@ -120,16 +118,8 @@ def gloo_environment(nodes: Nodes) -> dict[str, str]:
         except OSError:  # there is none yet; torchrun tries again for a while
             return {}
         own = probe.getsockname()[0]
-        names = [name for _, name in socket.if_nameindex() if _address(probe, name) == own]
+    names = [name for _, name in socket.if_nameindex() if interface_address(name) == own]
     return {"GLOO_SOCKET_IFNAME": names[0]} if names and not own.startswith("127.") else {}
-
-
-def _address(probe: socket.socket, interface: str) -> str | None:
-    try:
-        found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-    except OSError:  # it has none
-        return None
-    return socket.inet_ntoa(found[20:24])
 
 
 def slurm_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:

@@ -115,8 +115,11 @@ class RunOptions:
         if self.temperature < 0:
             raise ConfigError(f"--temperature is {self.temperature}, needs to be 0 (greedy) or more")
         for name, seconds in (("timeout", self.timeout), ("warn-after", self.warn_after)):
-            if not seconds > 0:
-                raise ConfigError(f"--{name} is {seconds}, needs to be more than 0")
+            if not 0 < seconds < 1e9:
+                raise ConfigError(f"--{name} is {seconds}, needs to be more than 0 and less than 1e9")
+        for index, text in enumerate(self.prompts):
+            if "\0" in text:
+                raise ConfigError(f"prompt {index} holds a NUL character, which no command line carries; leave it out")
         if not self.prompts:
             raise ConfigError("there is no prompt; the prompts file is empty")
         context = config.max_position_embeddings
@@ -158,7 +161,7 @@ class RunOptions:
         """The options this rank goes by, and overrides of fields that follow from them (only stated, not acted on)."""
         names = {field.name for field in fields(self)} - {"faults", "overrides", "prompts"}
         mine = {name: value for target, name, value in self.parsed_overrides() if target == rank}
-        acted_on = {n: _typed(getattr(self, n), value) for n, value in mine.items() if n in names}
+        acted_on = {n: _typed(n, value) for n, value in mine.items() if n in names}
         return replace(self, **acted_on), {n: value for n, value in mine.items() if n not in names}
 
     def as_arguments(self) -> list[str]:
@@ -177,8 +180,17 @@ class RunOptions:
         return argv
 
 
-def _typed(like: Any, value: Any) -> Any:
-    return Path(value) if isinstance(like, Path) else value
+def _typed(name: str, value: Any) -> Any:
+    """A value for an option, from an override. Raises ConfigError for one of the wrong kind."""
+    kinds = next(field.type for field in fields(RunOptions) if field.name == name)  # as written: "int | None"
+    if value is None and "None" in kinds:
+        return None
+    if "Path" in kinds:
+        return Path(str(value))
+    wanted = (bool,) if "bool" in kinds else (int, float) if "float" in kinds else (int,) if "int" in kinds else (str,)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise ConfigError(f"--override: {name} is {value!r}, needs to be {kinds}")
+    return value
 
 
 def started_by_torchrun() -> bool:
@@ -189,9 +201,11 @@ def started_by_torchrun() -> bool:
 def read_prompts(path: Path) -> tuple[str, ...]:
     """One prompt a line, or for `.jsonl` one JSON string (or object with "prompt") a line. Raises ConfigError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts-file {path} cannot be read: {error}") from None
+    # not splitlines: a form feed or U+2028 inside a prompt ends no line
+    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")] if content else []
     if path.suffix != ".jsonl":
         return tuple(lines)
     prompts = []

@@ -108,7 +108,7 @@ def _load(plan, everybody) -> dict:
     counts = torch.zeros(plan.moe.ep_size, dtype=torch.int64)
     for part in everybody:
         mine = plan.rank(part["rank"])
-        if plan.split_group is None and mine.tp:  # another rank holds the same rows
+        if plan.reduce_group is not None and mine.tp:  # another rank holds the same rows
             continue
         for ids in part["rows_per_pass"].values():
             live = ids[ids >= 0].long()

@@ -111,6 +111,7 @@ def _run(options: RunOptions, rank: int, guard) -> None:
             }
             | {"peak_rss": peak_rss()}
         )
+        comm.barrier()  # the others are done: nobody waits for the reference but rank 0
         if rank == 0:
             if options.check and not greedy:
                 tokens = {g.index: g.tokens for part in everybody for g in part["generations"]}
@@ -125,7 +126,6 @@ def _run(options: RunOptions, rank: int, guard) -> None:
                 _join_trace(job)
             if comparison is not None and not comparison.equal and result["verdict"] == "different":
                 raise VerificationFailed("; ".join(comparison.failures[:3]))
-        comm.barrier()
         reference = None
     finally:
         if reference is not None:

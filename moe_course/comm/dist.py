@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm
+from moe_course.comm.shared import Waiting
 from moe_course.comm.wire import LostPeer, Wire
 from moe_course.errors import BackendUnavailable, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
 
@@ -131,8 +132,11 @@ class DistComm(Comm):
         """Everybody's picklable object on rank 0, None elsewhere. For reports after a run, not for rows."""
         items = [None] * self.world_size if self.rank == 0 else None
         self._what = "gathering the results"
+        others = set(self.members) - {self.world_rank}
+        self.shared.waiting = Waiting(self._what, 0, -1, self.step, self.members, others)
         with self._errors(None):
             dist.gather_object(item, items, dst=self._ranks[0], group=self._world.objects)
+        self._done()
         return items
 
 

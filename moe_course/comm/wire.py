@@ -12,11 +12,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
+import sys
 import time
 from collections.abc import Sequence
 
 _TOKEN_BYTES = 16
-_HELLO_S = 2.0  # a rank says who it is at once
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_HELLO_S = 0.5  # a rank says who it is at once
 
 
 class LostPeer(Exception):
@@ -53,13 +56,16 @@ class Wire:
         gone: LostPeer | None = None
         for peer, connection in self._peers.items():
             try:
+                connection.settimeout(self.timeout)
                 connection.sendall(message)
             except OSError as error:  # the others get theirs first, then this is said
                 gone = gone or LostPeer(peer, isinstance(error, TimeoutError), str(error))
         if gone is not None:
             raise gone
+        deadline = time.monotonic() + self.timeout
         for peer, connection in self._peers.items():
             on_wait(peer)
+            connection.settimeout(_left(deadline))  # one limit for all peers together
             self._read(peer, connection, into[peer])
 
     def close(self) -> None:
@@ -85,7 +91,10 @@ class Wire:
         if self.rank == 0:
             store.set(f"{prefix}/token", secrets.token_hex(_TOKEN_BYTES // 2))
         deadline = time.monotonic() + self.timeout
-        address = own_address()
+        try:
+            address = own_address()
+        except OSError as error:
+            raise LostPeer(0 if self.rank else 1, False, f"this host does not find MASTER_ADDR: {error}") from None
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as listener:
             listener.bind(("", 0))
@@ -121,13 +130,30 @@ class Wire:
 
 
 def own_address() -> str:
-    """The address of this host on the way to MASTER_ADDR, where all ranks meet."""
+    """The address of this host: that of GLOO_SOCKET_IFNAME, or the one on the way to MASTER_ADDR."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if named and (address := interface_address(named)):
+        return address
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     found = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1")), type=socket.SOCK_DGRAM)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # nothing is sent: the kernel looks up the way
         return probe.getsockname()[0]
+
+
+def interface_address(name: str) -> str | None:
+    """IPv4 address of a network interface; None where it has none, or where the system does not tell (Linux does)."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(found[20:24])
 
 
 def _hello(connection: socket.socket) -> bytes:

@@ -29,8 +29,14 @@ def choice_gap(gate, router_logits, top_k):
 def answer(request):
     """Greedy text of each prompt alone, then one forward pass over prompt and text: logits, ids, gaps."""
     model_class = getattr(transformers, request["architecture"])
+    config = model_class.config_class.from_pretrained(request["model"])
+    # the grouped product takes rows that start on 16-byte boundaries only
+    width = getattr(torch, request["dtype"]).itemsize
+    even = all(n * width % 16 == 0 for n in (config.hidden_size, config.moe_intermediate_size))
     model = model_class.from_pretrained(
-        request["model"], dtype=getattr(torch, request["dtype"]), experts_implementation="grouped_mm"
+        request["model"],
+        dtype=getattr(torch, request["dtype"]),
+        experts_implementation="grouped_mm" if even else "eager",
     ).eval()
     routed, tensors = {}, {}
     for number, layer in enumerate(model.model.layers):

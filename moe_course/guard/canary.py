@@ -23,7 +23,7 @@ from moe_course.modes import Mode
 from moe_course.parallel import Plan
 
 
-def canary(layer: MoELayer, *, plan: Plan | None = None, step: int = -1) -> None:
+def canary(layer: MoELayer, *, plan: Plan | None = None, step: int = -1, turn: int = 0) -> None:
     """Run the twin of `layer` once. Every rank of its groups must call it.
 
     The ledger, layer and step of the groups are afterwards as they were, and `on_event` is not called.
@@ -32,6 +32,7 @@ def canary(layer: MoELayer, *, plan: Plan | None = None, step: int = -1) -> None
         plan: says which ranks share rows. None: as the layer's mode says, so a mode that is wrong about just that,
             and is right in itself, goes unseen.
         step: the step that headers of these exchanges show.
+        turn: which holders have no rows; two turns in a row leave nobody out.
 
     Raises:
         VerificationFailed: on all ranks alike, with what one of them saw.
@@ -40,7 +41,7 @@ def canary(layer: MoELayer, *, plan: Plan | None = None, step: int = -1) -> None
     mode, device, dtype = layer.mode, layer.w13.device, layer.w13.dtype
     holder, holders = _holder(mode) if plan is None else _holder_of(plan, mode.dispatch.world_rank)
     known = KnownLayer(layer.placement, mode.moe_tp_size, holders, layer.shared is not None)
-    numbers = known.numbers(holder, 1 if mode.split is None else mode.split.world_size)
+    numbers = known.numbers(holder, 1 if mode.split is None else mode.split.world_size, turn)
     twin = _twin(layer, known)
     groups = {id(comm.shared): comm.shared for comm in mode.ranks()}.values()
     before = [(shared, shared.ledger, shared.layer, shared.step) for shared in groups]

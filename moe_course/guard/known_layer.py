@@ -102,9 +102,12 @@ class KnownLayer:
             return f"bit {column - self.extra - 1} of its number from the shared expert"
         return f"column {column}, which nobody writes,"
 
-    def numbers(self, holder: int, share: int = 1) -> torch.Tensor:
-        """Row numbers of one holder, `[n]`: ragged, for some holders none, and nothing `share` ranks split evenly."""
-        n = 0 if holder % 4 == 2 else self.kinds + (3 * holder + 1) % 4
+    def numbers(self, holder: int, share: int = 1, turn: int = 0) -> torch.Tensor:
+        """Row numbers of one holder, `[n]`: ragged, for some holders none, and nothing `share` ranks split evenly.
+
+        Who has none changes with `turn`: two turns leave nobody out.
+        """
+        n = 0 if (holder + turn) % 4 == 2 else self.kinds + (3 * holder + 1) % 4
         return holder * self.stride + torch.arange(n + (n > 0 and share > 1 and n % share == 0))
 
     def routing(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

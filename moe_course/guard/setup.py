@@ -77,8 +77,9 @@ class Guard:
             found = audit(model, job.options.model, job.plan, comm)
         self.audited = {"tensors": found["tensors"], "bytes": found["bytes"]}
         with self._timed("canary_s"):
-            for block in model.blocks:
-                canary(block.layer, plan=job.plan)
+            layers = [block.layer for block in model.blocks]
+            for turn, layer in enumerate(layers * 2 if len(layers) == 1 else layers):
+                canary(layer, plan=job.plan, turn=turn)
 
     def leave(self, how: str, detail: str = "") -> None:
         """Say goodbye to those who may still wait for this rank."""

@@ -13,7 +13,7 @@ from moe_course.backends import BACKENDS
 from moe_course.comm.ledger import Entry
 from moe_course.comm.sim import run_threads
 from moe_course.dispatch import Dispatched
-from moe_course.errors import VerificationFailed
+from moe_course.errors import ConfigError, VerificationFailed
 from moe_course.expert_map import make_placement
 from moe_course.experts import local_experts
 from moe_course.guard.canary import canary
@@ -594,11 +594,36 @@ def test_values_where_no_expert_writes_are_told():
     assert "columns hold values that no expert writes" in verdict(DP, kind=Noise, shared=None)
 
 
-def test_too_many_rows_are_told():
-    """Without a shared expert nothing stumbles over the shape but the comparison."""
+def test_too_many_rows_are_refused_by_the_layer():
+    """With both shapes, before anything is added to them."""
 
     def all_rows_kept(expert_output, dispatched, *, comm):
         return comm.all_reduce(expert_output)
 
-    said = verdict(DP, stages=Stages(combine=all_rows_kept), shared=None)
-    assert "the layer returned [11, " in said and "look at combine: every row comes home once" in said
+    def rank(comm):
+        canary(build(comm, DP, stages=Stages(combine=all_rows_kept), shared=None))
+
+    with pytest.raises(ConfigError, match=r"combine returned \(11, 16\), expected"):
+        run_threads(DP.world, rank)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_two_turns_leave_no_rank_out(rank):
+    """In one turn some rank has no rows, and what is wrong there alone goes unseen."""
+    case = Case(dp=4)
+
+    class TwiceOnOneRank(MoELayer):
+        def routed(self, *args):
+            return super().routed(*args) * (2 if self.comm.world_rank == rank else 1)
+
+    def run(comm):
+        layer, seen = build(comm, case, kind=TwiceOnOneRank), []
+        for turn in range(2):
+            try:
+                canary(layer, plan=case.plan(layer.config), turn=turn)
+            except VerificationFailed as error:
+                seen.append(str(error))
+        return seen
+
+    for seen in run_threads(4, run):
+        assert seen and all(f"rank {rank}" in text for text in seen)

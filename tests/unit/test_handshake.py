@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from moe_course import errors
-from moe_course.errors import CheckpointError, ExchangeTimeout, MoECourseError, PlanMismatch
+from moe_course.errors import CheckpointError, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch
 from moe_course.guard.handshake import ERROR, MAY_DIFFER, digest, handshake, mismatch
 from moe_course.job import prepare, statement, statement_fields
 from moe_course.options import RunOptions
@@ -130,12 +131,76 @@ def test_a_checkpoint_of_other_shapes_or_sizes_has_another_digest(tmp_path):
     name = next(name for name in tensors if name.endswith("down_proj.weight"))
     same = prepare(RunOptions(world_size=2, model=model))
     assert statement(same.options, same, None)["checkpoint_digest"] == _digest(JOB)
-    save_file(tensors | {name: tensors[name].half()}, model / "model.safetensors")
+    save_file(tensors | {name: tensors[name].half()}, model / "model.safetensors", metadata={"format": "pt"})
     assert statement(same.options, same, None)["checkpoint_digest"] != _digest(JOB)
+    save_file({n: t * 2 for n, t in tensors.items()}, model / "model.safetensors", metadata={"format": "pt"})
+    assert statement(same.options, same, None)["checkpoint_digest"] != _digest(JOB)  # other weights, same shapes
+
+
+def test_a_config_that_differs_outside_the_sparse_layers_is_noticed(tmp_path):
+    """The attention and the norms read it, too."""
+    import shutil
+
+    from moe_course.options import TINY
+
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": ', '"rms_norm_eps": 1'))
+    job = prepare(RunOptions(world_size=2, model=model))
+    ours, theirs = statement(job.options, job, None), statement(JOB.options, JOB, None)
+    assert [name for name in ours if ours[name] != theirs[name]] == ["config_digest"]
 
 
 def _digest(job):
     return statement(job.options, job, None)["checkpoint_digest"]
+
+
+def test_fields_that_change_what_is_computed_are_all_stated():
+    """Written out: a field that is left out, or allowed to differ, has to be taken out here as well."""
+    assert {
+        "moe_course", "torch", "transformers", "world_size", "tensor_parallel_size", "data_parallel_size",
+        "prefill_context_parallel_size", "pipeline_parallel_size", "enable_expert_parallel", "sequence_parallel_moe",
+        "all2all_backend", "expert_placement_strategy", "device", "transport", "dtype", "temperature", "seed",
+        "max_new_tokens", "stop_at_eos", "check", "trace_values", "guard", "prompts", "config_digest",
+        "config.hidden_size", "config.n_routed_experts", "config.num_experts_per_tok", "plan.placement",
+        "plan.dispatch_group", "plan.reduce_group", "plan.split_group", "plan.ep_size", "plan.moe_tp_size",
+    } <= set(FIELDS)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("1:max_new_tokens=abc", "max_new_tokens is 'abc'"), ("1:check=3", "check is 3"), ("1:seed=true", "seed is True")],
+)
+def test_overrides_of_the_wrong_kind_are_refused(override, says):
+    with pytest.raises(ConfigError, match=says):
+        RunOptions(world_size=2, overrides=(override,)).on_rank(1)
+
+
+def test_overrides_of_folders_become_paths():
+    mine, _ = RunOptions(world_size=2, overrides=('1:trace="/tmp"', "1:json_file=null")).on_rank(1)
+    assert mine.trace == Path("/tmp") and mine.json_file is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(),
+        RunOptions(prompts=("a\nb", ""), seed=0, check=True, guard=False, trace=Path("t"), timeout=3.0),
+        RunOptions(tensor_parallel_size=2, enable_expert_parallel=False, sequence_parallel_moe=False, warn_after=1.0),
+        RunOptions(faults=("kill@rank=1", "stop@rank=0"), overrides=("1:seed=3",), stop_at_eos=True, temperature=0.5),
+    ],
+)
+def test_options_survive_the_way_to_the_ranks(options, monkeypatch):
+    """What the launcher was told is what a rank reads from its arguments."""
+    from moe_course import cli, run
+
+    seen = []
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(run, "rank_main", lambda found: seen.append(found) or 0)
+    assert cli.main(["run", *options.as_arguments()]) == 0
+    assert seen == [options]
 
 
 def test_overrides_change_what_a_rank_does_or_what_it_says():
