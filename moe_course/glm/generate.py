@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from moe_course.comm.base import Comm
+from moe_course.errors import ExchangeMismatch
 from moe_course.glm.model import LoadedModel
 
 
@@ -78,18 +80,21 @@ def generate(
             timing.prefill_s, timing.prefill_tokens = spent, rows
         else:
             timing.decode_s, timing.decode_tokens = timing.decode_s + spent, timing.decode_tokens + rows
+        chosen = []
         for g, row in zip(generations, logits, strict=True):
             if g.index in ended:
                 g.tokens.append(eos_token_id)  # keeps the batch rectangular; cut off below
                 continue
             token = _choose(row, temperature, generators[g.index])
             g.tokens.append(token)
+            chosen.append(token)
             if keep_logits:
                 g.logits.append(row.float().cpu())
             if on_token:
                 on_token(g.index, token)
             if stop_at_eos and token == eos_token_id:
                 ended.add(g.index)
+        agree_on_tokens(chosen, model.mode.split or model.mode.reduce, model.device)
         if stop_at_eos and comm is not None:
             going = torch.tensor([[len(generations) - len(ended)]], device=model.device)
             if int(comm.all_reduce(going)) == 0:
@@ -98,6 +103,25 @@ def generate(
         if stop_at_eos and eos_token_id in g.tokens:
             del g.tokens[g.tokens.index(eos_token_id) + 1 :]
     return generations, timing
+
+
+def agree_on_tokens(tokens: list[int], group: Comm | None, device: torch.device) -> None:
+    """Ranks that share their rows must choose the same tokens: the next step's rows follow from them.
+
+    They do on equal processors. On others the last bits of the logits may differ, and with them a close choice; then
+    rows of different texts would be added up. Raises ExchangeMismatch on all ranks of the group.
+    """
+    if group is None or group.world_size == 1:
+        return
+    mine = torch.tensor([tokens], dtype=torch.int64, device=device).view(1, -1)  # [1, B]
+    (seen,) = group.all_gather_rows(torch.empty(1, 0, device=device), mine).metadata  # no payload, only metadata
+    differ = (seen != seen[0]).any(dim=1).nonzero().flatten().tolist()
+    if differ:
+        first, odd = group.members[0], group.members[differ[0]]
+        raise ExchangeMismatch(
+            f"step {group.step}: rank {first} chose tokens {seen[0].tolist()}, rank {odd} {seen[differ[0]].tolist()} "
+            "for rows they share; use processors and libraries of one kind within a TP or PCP group"
+        )
 
 
 class _Batch:

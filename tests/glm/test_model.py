@@ -9,7 +9,9 @@ from tiny_models import EXTRA, shard, write_model
 
 from moe_course.comm.sim import run_threads
 from moe_course.config import MoEConfig
+from moe_course.errors import ExchangeMismatch
 from moe_course.glm import generate, load
+from moe_course.glm.generate import agree_on_tokens
 from moe_course.parallel import ParallelConfig, make_plan
 
 PROMPTS = [[0, 100, 101, 102], [0], [0, 7, 7, 7, 7, 7, 7, 9, 200], [0, 1, 2], [0, *range(40)]]
@@ -115,3 +117,23 @@ def test_pad_rows_reach_no_expert(model_dir):
 
     (layers,) = run_threads(1, rank)
     assert seen == [10] * layers + [2] * layers
+
+
+@pytest.mark.parametrize("odd", [None, 1])
+def test_ranks_that_share_rows_choose_the_same_tokens(odd):
+    """Or all of them end: rows of two texts would be added up otherwise."""
+
+    def rank(comm):
+        comm.step = 3
+        try:
+            agree_on_tokens([5, 6 + (comm.rank == odd)], comm, torch.device("cpu"))
+        except ExchangeMismatch as error:
+            return str(error)
+        assert comm.ledger.total().payload == 0
+        return None
+
+    found = run_threads(3, rank)
+    if odd is None:
+        assert found == [None] * 3
+    else:
+        assert len(set(found)) == 1 and "step 3: rank 0 chose tokens [5, 6], rank 1 [5, 7]" in found[0]
