@@ -138,8 +138,8 @@ def test_ctrl_c_leaves_nothing(course, after):
     assert not course.wait_until_gone(5)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_rank_is_named(course, rank):
+def test_a_rank_killed_from_outside_is_named(course, rank=0):
+    """Rank 0, which the others' results come to; tests/run/test_guard.py kills another one."""
     process = course.start(*LONG)
     ranks = wait_for_ranks(course, process, 3)
     time.sleep(6)

@@ -91,11 +91,3 @@ def test_the_command_line_shows_one_error_line_and_the_waits_below_it(course):
     assert any(line.startswith("  rank 0 waits in") for line in ended.stderr.splitlines())
     assert "slow  rank 0 waits in" in ended.stdout.replace("\n", " ")
     assert ended.result["verdict"] == "failed"
-
-
-def test_the_canary_and_the_audit_run_before_the_first_token(course):
-    ep = ["--tensor-parallel-size", "2", "--enable-expert-parallel", "--prompt", "x", "--max-new-tokens", "2"]
-    ended = course.run(*ep, *fault("reduce-never", rank=0), *fault("reduce-never", rank=1))
-    assert_named(course, ended, 3, "canary", "never")
-    ended = course.run(*TWO, "--expert-placement-strategy", "round_robin", *fault("misplace", rank=1))
-    assert_named(course, ended, 2, "layer 1: expert 1 is held by ranks 0, 1, should be held by rank 0")

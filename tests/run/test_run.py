@@ -29,7 +29,7 @@ def prompts_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 3, 8])  # 2 and 4 below, with other prompts
 def test_same_text_as_one_process_for_any_number_of_ranks(course, prompts_file, world_size):
     """Fewer and more prompts than ranks, uneven experts, an empty prompt, non-ASCII, very different lengths."""
     ended = course.run(
