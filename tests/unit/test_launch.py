@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -216,3 +217,17 @@ def test_a_slurm_step_that_cannot_be_read(step, change, says):
     with pytest.raises(ConfigError) as raised:
         slurm_nodes(environ)
     assert all(part in str(raised.value) for part in says), raised.value
+
+
+def test_a_rank_that_stops_before_it_says_who_it_is_does_not_stay(tmp_path):
+    """Its number was never announced; the launcher finds it among the agent's children."""
+    program = tmp_path / "stopper.py"
+    program.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    mark = tmp_path / "pid"
+    program.write_text(f"import os, signal\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\n" + program.read_text())
+    began = time.monotonic()
+    ended = launch([], 1, timeout=8, module="stopper", env={"PYTHONPATH": f"{tmp_path}:{sys.path[0]}"})
+    assert ended.returncode == 5 and "not finished after 8 s" in ended.error
+    assert time.monotonic() - began < 20
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
