@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,15 @@ def test_the_project_speaks_of_itself_alone():
     """No path of one machine in what others will read."""
     for path in [*ROOT.glob("*.md"), *ROOT.glob("moe_course/**/*.py"), *ROOT.glob("notebooks/*.ipynb")]:
         assert not re.search(r"(?<![\w.~])/(home|root|work|tmp)/\w", path.read_text()), path
+
+
+def test_every_test_file_is_collected_and_in_the_repository(request):
+    """Neither pytest nor git may leave out a folder because of its name, as both do with `dist`."""
+    tests, patterns = ROOT / "tests", request.config.getini("norecursedirs")
+    files = [path for path in tests.rglob("test_*.py") if "__pycache__" not in path.parts]
+    folders = {parent.name for path in files for parent in path.relative_to(tests).parents if parent.name}
+    assert {"unit", "comm", "dist", "glm", "run", "notebooks"} <= folders
+    assert not [name for name in folders for pattern in patterns if fnmatch(name, pattern)]
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        command = ["git", "-C", str(ROOT), "check-ignore", "--no-index", *map(str, files)]
+        assert not subprocess.run(command, capture_output=True, text=True).stdout
