@@ -19,6 +19,7 @@ from moe_course.comm.dist import pick_device
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable
 from moe_course.glm.checkpoint import read_index
+from moe_course.glm.model import check_supported
 from moe_course.guard.handshake import ERROR, MAY_DIFFER, digest
 from moe_course.guard.watchdog import place
 from moe_course.options import RunOptions
@@ -52,6 +53,7 @@ class Job:
 def prepare(options: RunOptions) -> Job:
     """Read the config, make the plan, choose device and dtype. Raises what `make_plan` and the readers raise."""
     config = MoEConfig.from_pretrained(options.model)
+    check_supported(config, options.model)
     tokenizer = load_tokenizer(options.model, config)
     prompts = [tokenizer.encode(prompt) for prompt in options.prompts]
     options.check_against(config, [len(tokens) for tokens in prompts])

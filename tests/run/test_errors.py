@@ -89,7 +89,7 @@ def test_a_truncated_file_and_quantised_weights(course, tmp_path):
 
 
 def test_a_model_that_is_not_the_reference_is_noticed(course, monkeypatch):
-    """A wrong combine — here one that drops the highest rank's partial sums — must not pass the check."""
+    """A wrong combine — here one that drops the highest rank's partial sums — passes neither canary nor check."""
     broken = course.folder / "sitecustomize.py"
     broken.write_text(
         "import os\n"
@@ -99,10 +99,10 @@ def test_a_model_that_is_not_the_reference_is_noticed(course, monkeypatch):
         "    base.Comm.reduce_scatter_rows = lambda self, rows, counts: "
         "good(self, rows * (self.rank != self.world_size - 1), counts)\n"
     )
-    ended = course.run(
-        "--world-size", "2", "--prompt", "def add(", "--max-new-tokens", "4", "--check",
-        PYTHONPATH=f"{course.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    )  # fmt: skip
+    path = f"{course.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    args = ["--world-size", "2", "--prompt", "def add(", "--max-new-tokens", "4", "--check"]
+    assert_one_line(course, course.run(*args, PYTHONPATH=path), 3, "canary", "were never reduced")
+    ended = course.run(*args, "--no-guard", PYTHONPATH=path)
     assert_one_line(course, ended, 3, "rank 0", "logits differ")
     assert ended.result["verdict"] == "different" and "different" in ended.stdout
 
