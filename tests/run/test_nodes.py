@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+os.environ["PATH"] += f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # where tc is, not on everybody's path
 CABLE = "veth"  # in both namespaces
 LIMIT = ["tbf", "rate", "10mbit", "burst", "16kb", "latency", "200ms"]
 SHORT = ["--device", "cpu", "--prompt", "def add(a, b):", "--prompt", "class Stack:", "--max-new-tokens", "4"]
@@ -174,7 +175,7 @@ def test_a_rank_killed_on_the_other_host_ends_both(hosts):
     killed = time.monotonic()
     first, second = (ended(node, 20) for node in nodes)
     assert time.monotonic() - killed < 10
-    assert (second["returncode"], second["error"]) == (5, "error: rank 1: killed by SIGKILL")
+    assert second["returncode"] == 5 and second["error"].startswith("error: rank 1: killed by SIGKILL")
     assert first["returncode"] == 5 and first["result"] is None
     assert first["error"].startswith("error: rank 0: ") and "lost rank 1" in first["error"]
     assert not [left_over(host) for host in hosts if left_over(host)]
