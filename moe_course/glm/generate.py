@@ -111,7 +111,7 @@ def agree_on_tokens(tokens: list[int], group: Comm | None, device: torch.device)
     They do on equal processors. On others the last bits of the logits may differ, and with them a close choice; then
     rows of different texts would be added up. Raises ExchangeMismatch on all ranks of the group.
     """
-    if group is None or group.world_size == 1:
+    if group is None or group.world_size == 1 or not tokens:  # without prompts all of them have none
         return
     mine = torch.tensor([tokens], dtype=torch.int64, device=device).view(1, -1)  # [1, B]
     (seen,) = group.all_gather_rows(torch.empty(1, 0, device=device), mine).metadata  # no payload, only metadata

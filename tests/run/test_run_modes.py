@@ -75,6 +75,13 @@ def _assert_every_route_once(folder, result, rows):
         assert (columns["source_rank"] % tp == columns["owner_rank"] % tp).all()
 
 
+def test_fewer_prompts_than_data_parallel_ranks(course):
+    """Both TP ranks of the second one have nothing to do, and join every layer with zero rows."""
+    ended = course.run(TP2, DP2, EP, "--prompt=x", "--max-new-tokens=3", "--check")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.result["verdict"] == "equal" and ended.result["bound"]["ratio"] == 1.0
+
+
 def test_one_rank_with_the_flag_is_one_rank(course):
     ended = course.run("--world-size=1", EP, "--prompt=x", "--max-new-tokens=2")
     assert ended.returncode == 0, ended.stderr
