@@ -20,7 +20,7 @@ from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable
 from moe_course.glm.checkpoint import read_index
 from moe_course.glm.model import check_supported
-from moe_course.guard.handshake import ERROR, MAY_DIFFER, digest
+from moe_course.guard.handshake import ERROR, digest
 from moe_course.guard.watchdog import place
 from moe_course.options import RunOptions
 from moe_course.parallel import Plan, make_plan
@@ -85,11 +85,6 @@ def statement(options: RunOptions, job: Job | None, error: Exception | None) -> 
     if error is not None:
         said[ERROR] = [type(error).__name__, str(error)]
     return said
-
-
-def statement_fields(job: Job) -> list[str]:
-    """Fields of a statement in which ranks must agree."""
-    return [name for name in statement(job.options, job, None) if name not in MAY_DIFFER]
 
 
 def _follows(job: Job) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Mode:
         """Every rank's finished rows, in rank order: what the next layer expects."""
         return rows if self.split is None else self.split.all_gather_rows(rows).rows
 
-    def ranks(self) -> list[Comm]:
+    def groups(self) -> list[Comm]:
         """The groups in use, without repetition."""
         found: list[Comm] = []
         for comm in (self.dispatch, self.reduce, self.split):
@@ -87,7 +87,7 @@ def make_mode(plan: Plan, world: Comm) -> Mode:
             f"rank {world.world_rank}: the plan is for {plan.world_size} ranks, the group has {world.world_size}"
         )
     mine, moe = plan.rank(world.rank), plan.moe
-    groups = {"world": world}
+    groups: dict[str, Comm] = {}
 
     def group(kind: str) -> Comm:
         members = mine.groups[kind]

@@ -172,10 +172,15 @@ def _rank_row(part: dict, plan) -> dict:
 
 
 def write_json(path: Path, content: dict) -> None:
+    """Write a JSON file, see `write_text`."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write atomically: readers see the old file or the whole new one. Raises ConfigError if that is impossible."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

@@ -84,7 +84,7 @@ class DistComm(Comm):
                 for work in dist.batch_isend_irecv(ops) if ops else []:
                     work.wait()
             return
-        # the group's own calls: torch.distributed's wrappers take longer than gloo does for a header
+        # the group's own calls: torch.distributed's wrappers cost more than gloo does for a few rows
         works, failures = [], []
         for call, tensors in ((group.recv, receive), (group.send, send)):
             for peer in peers:

@@ -94,7 +94,8 @@ def generate(
                 on_token(g.index, token)
             if stop_at_eos and token == eos_token_id:
                 ended.add(g.index)
-        agree_on_tokens(chosen, model.mode.split or model.mode.reduce, model.device)
+        for group in (model.mode.split, model.mode.reduce):
+            agree_on_tokens(chosen, group, model.device)
         if stop_at_eos and comm is not None:
             going = torch.tensor([[len(generations) - len(ended)]], device=model.device)
             if int(comm.all_reduce(going)) == 0:
@@ -109,9 +110,11 @@ def agree_on_tokens(tokens: list[int], group: Comm | None, device: torch.device)
     """Ranks that share their rows must choose the same tokens: the next step's rows follow from them.
 
     They do on equal processors. On others the last bits of the logits may differ, and with them a close choice; then
-    rows of different texts would be added up. Raises ExchangeMismatch on all ranks of the group.
+    rows of different texts would be added up. Not asked where headers are not compared either.
+
+    Raises ExchangeMismatch on all ranks of the group.
     """
-    if group is None or group.world_size == 1 or not tokens:  # without prompts all of them have none
+    if group is None or not group.shared.compare or not tokens:  # without prompts all of them have none
         return
     mine = torch.tensor([tokens], dtype=torch.int64, device=device).view(1, -1)  # [1, B]
     (seen,) = group.all_gather_rows(torch.empty(1, 0, device=device), mine).metadata  # no payload, only metadata

@@ -43,7 +43,7 @@ def canary(layer: MoELayer, *, plan: Plan | None = None, step: int = -1, turn: i
     known = KnownLayer(layer.placement, mode.moe_tp_size, holders, layer.shared is not None)
     numbers = known.numbers(holder, 1 if mode.split is None else mode.split.world_size, turn)
     twin = _twin(layer, known)
-    groups = {id(comm.shared): comm.shared for comm in mode.ranks()}.values()
+    groups = {id(comm.shared): comm.shared for comm in mode.groups()}.values()
     before = [(shared, shared.ledger, shared.layer, shared.step) for shared in groups]
     for shared in groups:
         shared.ledger, shared.step = Ledger(), step
@@ -141,7 +141,7 @@ def _agree(mode: Mode, symptom: tuple[bool, str] | None, device: torch.device) -
     The groups are axes of one grid: one exchange in each of them reaches everybody.
     """
     seen = {} if symptom is None else {str(mode.dispatch.world_rank): symptom}
-    for comm in mode.ranks():
+    for comm in mode.groups():
         text = json.dumps(seen).encode() if seen else b""
         rows = torch.tensor(list(text), dtype=torch.uint8, device=device).view(-1, 1)  # [bytes, 1], none if all is well
         gathered = comm.all_gather_rows(rows)

@@ -18,7 +18,8 @@ from moe_course.config import GLM_5_1, MoEConfig
 from moe_course.errors import ConfigError, MoECourseError
 from moe_course.flags import ParallelConfig, parallel_config
 from moe_course.options import DEFAULT_RANKS, TINY
-from moe_course.planner.document import SCHEMA, dumps, plan_json, write
+from moe_course.planner.document import SCHEMA, dumps, plan_json
+from moe_course.result import write_text
 from moe_course.run_cli import Strategy
 
 if TYPE_CHECKING:
@@ -170,4 +171,7 @@ def _write(file: Path, content: dict) -> None:
         sys.stdout.write(dumps(content))
         sys.stdout.flush()
     else:
-        write(file, dumps(content))
+        try:
+            write_text(file, dumps(content))
+        except ConfigError as error:
+            raise ConfigError(f"--json {error}") from None

@@ -6,13 +6,10 @@ Built in: notebook 04.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_course.cost.memory import model_bytes, rank_memory
-from moe_course.errors import ConfigError
 
 if TYPE_CHECKING:
     from moe_course.parallel import Plan
@@ -91,16 +88,6 @@ def dumps(value: dict[str, Any]) -> str:
         return line(item)
 
     return "{\n" + ",\n".join(f"  {line(key)}: {block(item)}" for key, item in value.items()) + "\n}\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Write atomically: readers see the old file or the whole new one. Raises ConfigError if that is impossible."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"--json {path} cannot be written: {error.strerror}") from None
 
 
 def _rank(plan: Plan, rank: int, dtype: str, max_num_batched_tokens: int) -> dict[str, Any]:

@@ -554,7 +554,7 @@ def test_no_trace_is_left(case, kind):
         except VerificationFailed:
             assert kind is ForgetsShared
         assert comm.ledger is ledger and comm.ledger.as_rows() == entries and ledger.rows_received == 0
-        assert all((group.layer, group.step) == (7, 11) for group in layer.mode.ranks())
+        assert all((group.layer, group.step) == (7, 11) for group in layer.mode.groups())
         assert not events and torch.equal(layer.w13, weights)
         assert {name: id(value) for name, value in vars(layer).items()} == attributes
         layer(torch.zeros(3, 16))  # the groups still work

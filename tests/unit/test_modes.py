@@ -213,7 +213,7 @@ def test_places_of_all_ranks(case):
         assert (mode.reduce and mode.reduce.members) == (tp_peers if case.tp > 1 and not case.sp else None)
         assert (mode.split and mode.split.members) == split
         used = [mode.dispatch, mode.reduce, mode.split]
-        assert len(mode.ranks()) == len({tuple(group.members) for group in used if group})  # none is made twice
+        assert len(mode.groups()) == len({tuple(group.members) for group in used if group})  # none is made twice
 
 
 def test_kinds_with_the_same_groups_share_one():
@@ -242,7 +242,7 @@ def calls_of_one_layer(comm, case: Case) -> list[tuple[str, list[int]]]:
 
         setattr(group, name, wrapper)
 
-    for group in layer.mode.ranks():
+    for group in layer.mode.groups():
         for name in ("all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_reduce", "barrier", "split"):
             counted(group, name)
     layer(torch.ones(0 if case.holder(comm.rank) else 3, 32))
