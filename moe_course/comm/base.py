@@ -18,11 +18,13 @@ import torch
 
 from moe_course.comm.header import OPS, UNKNOWN, compare, dtype_code
 from moe_course.comm.ledger import Entry, Ledger
-from moe_course.comm.packing import Rows, pack, row_bytes, unpack
+from moe_course.comm.packing import Rows, from_bytes, row_bytes, to_bytes
+from moe_course.comm.padded import Padded, exchange_padded, pad
 from moe_course.comm.shared import Shared, Waiting
-from moe_course.errors import ConfigError
+from moe_course.comm.window import Window
+from moe_course.errors import BackendUnavailable, ConfigError
 
-__all__ = ["Comm", "Entry", "Ledger", "Rows"]
+__all__ = ["Comm", "Entry", "Ledger", "Padded", "Rows", "Window"]
 
 
 class Comm(ABC):
@@ -31,11 +33,16 @@ class Comm(ABC):
     `layer` and `step` are written into the headers and the ledger; the layer and the generator set them. A group
     shares both, and the ledger, with the sub-groups split off it. `members` are the group's ranks in the numbers of
     the whole world; messages and ledger use those. A transport implements `_exchange`, `_all_to_all`,
-    `_all_gather` and `_subgroup`.
+    `_all_gather`, `_segments` and `_subgroup`; one with memory to share also `_memory`, `_signal` and `_await`.
+
+    `borrow=True` allows an operation to return views of the transport's own memory instead of copies. They hold
+    until this rank's next exchange but one.
 
     Operations raise ExchangeMismatch (ranks disagree), ExchangeTimeout (a peer does not come) or RankLost (a
     peer is gone), each on all ranks that are still there.
     """
+
+    transport = "none"  # name for messages and tables
 
     def __init__(self, rank: int, members: Sequence[int], shared: Shared | None = None):
         self.rank, self.world_size, self.members = rank, len(members), list(members)
@@ -73,19 +80,18 @@ class Comm(ABC):
 
     # -- operations ---------------------------------------------------------------------------------------------
 
-    def all_gather_rows(self, rows: torch.Tensor, *metadata: torch.Tensor) -> Rows:
+    def all_gather_rows(self, rows: torch.Tensor, *metadata: torch.Tensor, borrow: bool = False) -> Rows:
         """Everybody's rows, in rank order.
 
         Args:
             rows: `[n, W]`; n may differ between ranks and may be 0.
             metadata: tensors `[n, …]` that travel with the rows; counted apart.
         """
-        send = pack(rows, metadata, self.world_rank)
-        counts = self._agree("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
-        received = [int(counts[source, self.rank]) for source in range(self.world_size)]
+        parts = to_bytes(rows, metadata, self.world_rank)
+        matrix = self._agree("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
         self._record("all_gather_rows", rows, metadata, [len(rows)] * self.world_size)
-        packed = self._all_gather(send, [n * send.shape[1] for n in received])
-        return self._received(packed, rows, metadata, received)
+        received = self._all_gather(parts, matrix[:, self.rank].tolist(), borrow)
+        return self._received(received, (rows, *metadata), matrix)
 
     def all_to_all_rows(
         self,
@@ -93,6 +99,7 @@ class Comm(ABC):
         send_counts: Sequence[int],
         *metadata: torch.Tensor,
         receive_counts: Sequence[int] | None = None,
+        borrow: bool = False,
     ) -> Rows:
         """Send the first `send_counts[0]` rows to rank 0, the next to rank 1, …; receive in rank order.
 
@@ -100,12 +107,27 @@ class Comm(ABC):
             rows: `[sum(send_counts), W]`.
             receive_counts: rows expected from each rank, if known; compared with what they send.
         """
-        send = pack(rows, metadata, self.world_rank)
-        counts = self._agree("all_to_all_rows", rows, metadata, send_counts, receive_counts)
-        received = [int(counts[source, self.rank]) for source in range(self.world_size)]
+        parts = to_bytes(rows, metadata, self.world_rank)
+        matrix = self._agree("all_to_all_rows", rows, metadata, send_counts, receive_counts)
         self._record("all_to_all_rows", rows, metadata, send_counts)
-        packed = self._all_to_all(send, list(send_counts), received)
-        return self._received(packed, rows, metadata, received)
+        received = self._all_to_all(parts, matrix, borrow)
+        return self._received(received, (rows, *metadata), matrix)
+
+    def all_to_all_padded(
+        self, rows: torch.Tensor, counts: torch.Tensor, sections: torch.Tensor, capacity: int, held: int
+    ) -> Padded:
+        """Exchange segments of a size all ranks know beforehand: no header, no count exchange, one message a peer.
+
+        Args:
+            rows: `[sum(counts), W]`, sorted by destination and section.
+            counts: `[sections[rank].sum()]` int64, rows in each of this rank's sections.
+            sections: `[R, R]` int64, the same on all ranks: `sections[s, d]` sections go from rank s to rank d.
+            capacity: rows that fit into a section.
+            held: rows this rank brings; more than `capacity` are refused.
+
+        Raises CapacityExceeded on all ranks when one has too many rows, and ExchangeMismatch as usual.
+        """
+        return exchange_padded(self, rows, counts, sections, capacity, held)
 
     def reduce_scatter_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Rank r gets the sum over all ranks of slice r, added in rank order: `[sum(counts), W]` -> `[counts[r], W]`.
@@ -124,11 +146,10 @@ class Comm(ABC):
         base, rest = divmod(len(tensor), self.world_size)
         counts = [base + (rank < rest) for rank in range(self.world_size)]
         mine = self._reduce_scatter("all_reduce", tensor, counts)
-        self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
+        matrix = self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
-        send = pack(mine, (), self.world_rank)
-        packed = self._all_gather(send, [n * send.shape[1] for n in counts])
-        return self._received(packed, mine, (), counts).rows
+        received = self._all_gather(to_bytes(mine, (), self.world_rank), counts, False)
+        return self._received(received, (mine,), matrix).rows
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -155,6 +176,47 @@ class Comm(ABC):
         self._done()
         return group
 
+    # -- memory that peers write into ---------------------------------------------------------------------------
+
+    def window(self, shape: Sequence[int], dtype: torch.dtype) -> Window:
+        """Memory `[*shape]` on every rank of the group that all its ranks may put rows into. All must call it.
+
+        Raises BackendUnavailable on a transport without memory to share.
+        """
+        rows = torch.empty(0, *shape[1:], dtype=dtype)
+        self._agree("window", rows, (), [shape[0]] * self.world_size, same_counts=True, n=shape[0])
+        memories = self._memory((2, *shape), dtype)
+        self._done()
+        return Window(memories, rows)
+
+    def open(self, window: Window, send_counts: Sequence[int], held: int = 0) -> torch.Tensor:
+        """Begin a turn: show everybody the header, and how many rows go where. Returns that as `[R, R]`."""
+        window.matrix = self._agree("put_rows", window.like, (), send_counts, n=held)
+        window.turn += 1
+        return window.matrix
+
+    def put(self, window: Window, peer: int, start: int, rows: torch.Tensor, metadata: int = 0) -> None:
+        """Write rows `[n, …]` into `peer`'s memory of this turn, from its row `start` on.
+
+        Args:
+            metadata: how many bytes of each row are metadata, for the ledger.
+        """
+        window.of(peer)[start : start + len(rows)] = rows
+        if peer != self.rank and len(rows):
+            entry = Entry(len(rows) * (row_bytes(rows) - metadata), 0, len(rows) * metadata, len(rows), 1)
+            self.ledger.add("put_rows", self.layer, self.world_rank, self.members[peer], entry)
+
+    def flush(self, window: Window) -> None:
+        """This rank has put all it has for this turn: tell its peers."""
+        self._signal()
+
+    def wait(self, window: Window) -> torch.Tensor:
+        """This rank's memory `[*shape]`, once all peers have flushed. In place; it holds until the turn after next."""
+        self._await()
+        self.ledger.rows_received += int(window.matrix[:, self.rank].sum() - window.matrix[self.rank, self.rank])
+        self._done()
+        return window.of(self.rank)
+
     # -- what a transport implements ----------------------------------------------------------------------------
 
     @abstractmethod
@@ -162,16 +224,41 @@ class Comm(ABC):
         """Give every rank a `[n]` int64 message and return all of them as `[R, n]`."""
 
     @abstractmethod
-    def _all_to_all(self, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> torch.Tensor:
-        """Move packed uint8 rows: slices of `[sum(send_counts), B]` out, `[sum(receive_counts), B]` in."""
+    def _all_to_all(self, parts: list[torch.Tensor], matrix: torch.Tensor, borrow: bool) -> list[torch.Tensor]:
+        """Move rows in parts, each uint8 `[sum of row `rank` of the matrix, bytes]`; return the same parts received.
+
+        `matrix[s, d]` rows go from rank s to rank d.
+        """
 
     @abstractmethod
-    def _all_gather(self, rows: torch.Tensor, receive_bytes: list[int]) -> torch.Tensor:
-        """Give everybody the packed rows `[n, B]`; `receive_bytes[s]` come from rank s. Returns `[sum n, B]`."""
+    def _all_gather(self, parts: list[torch.Tensor], counts: list[int], borrow: bool) -> list[torch.Tensor]:
+        """Give everybody these parts of rows, uint8 `[n, bytes]`; `counts[s]` rows come from rank s."""
+
+    @abstractmethod
+    def _segments(self, send: list[torch.Tensor], receive_bytes: list[int], what: str) -> list[torch.Tensor]:
+        """Give rank d the uint8 tensor `send[d]`, and return one of `receive_bytes[s]` bytes from each rank s."""
 
     @abstractmethod
     def _subgroup(self, groups: list[list[int]], mine: list[int]) -> Comm:
         """Create all groups and return the one that contains this rank."""
+
+    def _padded(self, block, rows, counts, sections, capacity, what):
+        """Send a block and padded sections to every rank, see `padded.pad`; return theirs. All of it travels."""
+        return pad(self, block, rows, counts, sections, capacity, what)
+
+    sends_padding = True  # does `_padded` give unused rows to the transport?
+
+    def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+        """A tensor on every rank, seen by all of them: the list is in rank order."""
+        raise BackendUnavailable(
+            f"rank {self.world_rank}: {self.transport} has no memory that ranks share; use --transport shm, or threads"
+        )
+
+    def _signal(self) -> None:
+        """Tell all peers that this rank's writes are done."""
+
+    def _await(self) -> None:
+        """Wait until all peers have signalled once more."""
 
     # -- header and ledger --------------------------------------------------------------------------------------
 
@@ -180,8 +267,8 @@ class Comm(ABC):
         agreed = self._agree(op, rows, (), counts, same_counts=True)
         mine = int(agreed[self.rank, self.rank])
         self._record(op, rows, (), counts)
-        packed = self._all_to_all(pack(rows, (), self.world_rank), counts, [mine] * self.world_size)
-        received = self._received(packed, rows, (), [mine] * self.world_size)
+        packed = self._all_to_all(to_bytes(rows, (), self.world_rank), agreed, True)
+        received = self._received(packed, (rows,), agreed)
         parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
         total = parts[0].clone()
         for part in parts[1:]:  # rank order: the same bits on every run and every transport
@@ -196,6 +283,7 @@ class Comm(ABC):
         send_counts: Sequence[int],
         receive_counts: Sequence[int] | None = None,
         same_counts: bool = False,
+        n: int | None = None,
     ) -> torch.Tensor:
         """Exchange headers and compare them; returns rows per (source, destination) `[R, R]`."""
         size = self.world_size
@@ -212,11 +300,9 @@ class Comm(ABC):
             sum((dtype_code(tensor, self.world_rank) + 1) << (4 * place) for place, tensor in enumerate(metadata)),
         ]
         expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
-        self._op_number += 1
-        message = torch.tensor([*header, len(rows), *send_counts, *expected], dtype=torch.int64)
+        message = torch.tensor([*header, len(rows) if n is None else n, *send_counts, *expected], dtype=torch.int64)
         peers = [peer for peer in range(size) if peer != self.rank]
-        others = {self.members[peer] for peer in peers}
-        self.shared.waiting = Waiting(op, self._op_number, self.layer, self.step, self.members, others)
+        others = self._now_in(op)
         messages = self._exchange(message, str(self.shared.waiting))  # [R, 9 + 2R]
         for peer in peers:
             entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
@@ -227,17 +313,24 @@ class Comm(ABC):
             self.shared.waiting.waiting_for = others
         return messages[:, len(header) + 1 : len(header) + 1 + size]
 
+    def _now_in(self, op: str) -> set[int]:
+        """This rank enters its next exchange; returns the others, in world ranks."""
+        self._op_number += 1
+        others = set(self.members) - {self.world_rank}
+        self.shared.waiting = Waiting(op, self._op_number, self.layer, self.step, self.members, others)
+        return others
+
     def _done(self) -> None:
         if self.shared.waiting is not None:
             self.shared.waited_s += time.monotonic() - self.shared.waiting.since
             self.shared.waiting = None
 
-    def _received(
-        self, packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]
-    ) -> Rows:
-        self.ledger.rows_received += len(packed) - counts[self.rank]
+    def _received(self, parts: list[torch.Tensor], like: Sequence[torch.Tensor], matrix: torch.Tensor) -> Rows:
+        counts = matrix[:, self.rank].tolist()
+        self.ledger.rows_received += len(parts[0]) - counts[self.rank]
         self._done()
-        return unpack(packed, rows, metadata, counts)
+        rows, *metadata = (from_bytes(part, tensor) for part, tensor in zip(parts, like, strict=True))
+        return Rows(rows, tuple(metadata), counts, matrix)
 
     def _record(
         self, op: str, rows: torch.Tensor, metadata: Sequence[torch.Tensor], send_counts: Sequence[int]

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm
+from moe_course.comm.packing import cut, join
 from moe_course.comm.shared import Waiting
 from moe_course.comm.wire import LostPeer, Wire
 from moe_course.errors import BackendUnavailable, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
@@ -35,6 +36,7 @@ class DistComm(Comm):
         super().__init__(ranks.index(dist.get_rank()), ranks, shared)
         self._wire, self._rows, self._ranks = wire, rows, ranks
         self._device, self._world, self._timeout = device, world, world.timeout
+        self.transport = "nccl" if device.type == "cuda" else "gloo"
         self._what = ""
 
     def _exchange(self, message: torch.Tensor, what: str) -> torch.Tensor:
@@ -54,24 +56,38 @@ class DistComm(Comm):
         if self.shared.waiting is not None:
             self.shared.waiting.waiting_for = {self._ranks[peer]}
 
-    def _all_gather(self, rows: torch.Tensor, receive_bytes: list[int]) -> torch.Tensor:
+    def _all_gather(self, parts: list[torch.Tensor], counts: list[int], borrow: bool) -> list[torch.Tensor]:
         # one flat buffer, received into in place: no concatenation afterwards
-        out = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=rows.device)
-        parts = list(out.split(receive_bytes))
-        flat = rows.reshape(-1)
-        parts[self.rank].copy_(flat)
-        self._transfer(parts, [flat] * self.world_size, self._rows)
-        return out.view(-1, rows.shape[1]) if rows.shape[1] else out.view(len(out), 0)
-
-    def _all_to_all(self, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> torch.Tensor:
-        out = rows.new_empty(sum(receive_counts), rows.shape[1])
+        rows = join(parts)
         width = rows.shape[1]
-        received, sent = [[n * width for n in counts] for counts in (receive_counts, send_counts)]
+        receive_bytes = [n * width for n in counts]
+        out = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=rows.device)
+        received, flat = list(out.split(receive_bytes)), rows.reshape(-1)
+        received[self.rank].copy_(flat)
+        self._transfer(received, [flat] * self.world_size, self._rows)
+        return cut(out.view(sum(counts), width), parts)
+
+    def _all_to_all(self, parts: list[torch.Tensor], matrix: torch.Tensor, borrow: bool) -> list[torch.Tensor]:
+        rows = join(parts)
+        width = rows.shape[1]
+        sent, received = matrix[self.rank] * width, matrix[:, self.rank] * width
+        out = rows.new_empty(int(matrix[:, self.rank].sum()), width)
         with self._errors(None):
             dist.all_to_all_single(
-                out.view(-1), rows.reshape(-1), output_split_sizes=received, input_split_sizes=sent, group=self._rows
+                out.view(-1),
+                rows.reshape(-1),
+                output_split_sizes=received.tolist(),
+                input_split_sizes=sent.tolist(),
+                group=self._rows,
             )
-        return out
+        return cut(out, parts)
+
+    def _segments(self, send: list[torch.Tensor], receive_bytes: list[int], what: str) -> list[torch.Tensor]:
+        self._what = what
+        received = [torch.empty(n, dtype=torch.uint8, device=self._device) for n in receive_bytes]
+        received[self.rank] = send[self.rank]
+        self._transfer(received, send, self._rows)
+        return received
 
     def _transfer(self, receive: list[torch.Tensor], send: list[torch.Tensor], group) -> None:
         """Point-to-point with every peer; empty tensors are not sent, both sides know their sizes."""

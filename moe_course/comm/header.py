@@ -8,7 +8,17 @@ import torch
 
 from moe_course.errors import ConfigError, ExchangeMismatch
 
-OPS = ("all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_reduce", "barrier", "split")
+OPS = (
+    "all_gather_rows",
+    "reduce_scatter_rows",
+    "all_to_all_rows",
+    "all_reduce",
+    "barrier",
+    "split",
+    "all_to_all_padded",
+    "window",
+    "put_rows",
+)
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -42,12 +52,7 @@ def compare(messages: torch.Tensor, names: Sequence[int], op: str, same_counts: 
     seen = messages.numpy()  # a dozen small comparisons: numpy's cost a tenth of torch's
     header, rows = seen[:, :fields], seen[:, fields]
     counts, wanted = seen[:, fields + 1 : fields + 1 + size], seen[:, fields + 1 + size :]
-    if (header != header[0]).any():
-        column = int((header != header[0]).any(axis=0).argmax())
-        peer, field = int((header[:, column] != header[0, column]).argmax()), FIELDS[column]
-        values = [_readable(field, int(header[rank, column])) for rank in (0, peer)]
-        detail = f"rank {names[0]} has {values[0]}, rank {names[peer]} has {values[1]}"
-        _mismatch(header[0], field, detail)
+    compare_fields(header, names, FIELDS)
     if op in _COUNTED and (counts.sum(axis=1) != rows).any():
         rank = int((counts.sum(axis=1) != rows).argmax())
         announced = counts[rank].tolist()
@@ -66,6 +71,15 @@ def compare(messages: torch.Tensor, names: Sequence[int], op: str, same_counts: 
         sent, expected = int(counts[source, rank]), int(wanted[rank, source])
         detail = f"rank {names[source]} sends {sent} rows to rank {names[rank]}, which expects {expected}"
         _mismatch(header[0], "rows", detail)
+
+
+def compare_fields(header, names: Sequence[int], fields: Sequence[str]) -> None:
+    """Raise ExchangeMismatch for the first field `[R, fields]` (numpy) that is not the same on all ranks."""
+    if (header != header[0]).any():
+        column = int((header != header[0]).any(axis=0).argmax())
+        peer, field = int((header[:, column] != header[0, column]).argmax()), fields[column]
+        values = [_readable(field, int(header[rank, column])) for rank in (0, peer)]
+        _mismatch(header[0], field, f"rank {names[0]} has {values[0]}, rank {names[peer]} has {values[1]}")
 
 
 def _mismatch(header, field: str, detail: str) -> None:

@@ -12,24 +12,27 @@ from moe_course.errors import ConfigError
 
 @dataclass(frozen=True)
 class Rows:
-    """What an exchange delivered: rows of all sources in rank order, what travelled along, rows per source."""
+    """What an exchange delivered: rows of all sources in rank order, what travelled along, rows per source.
+
+    `matrix[s, d]`, int64, says how many rows rank s sent to rank d: every rank has seen every header.
+    """
 
     rows: torch.Tensor  # [sum(counts), W]
     metadata: tuple[torch.Tensor, ...]  # each [sum(counts), …]
     counts: list[int]  # [R]
+    matrix: torch.Tensor  # [R, R]
 
 
 def row_bytes(tensor: torch.Tensor) -> int:
     return tensor.shape[1:].numel() * tensor.element_size()
 
 
-def pack(rows: torch.Tensor, metadata: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-    """One uint8 row `[n, B]` per row: its payload, then its metadata. Any dtype travels this way, fp8 too."""
+def to_bytes(rows: torch.Tensor, metadata: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
+    """The rows and each of their metadata as uint8 `[n, bytes per row]`. Raises ConfigError for other row counts."""
     for tensor in metadata:
         if len(tensor) != len(rows):
             raise ConfigError(f"rank {rank}: metadata has {len(tensor)} rows, the rows are {len(rows)}")
-    parts = [_bytes(tensor) for tensor in (rows, *metadata)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return [_bytes(tensor) for tensor in (rows, *metadata)]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -37,14 +40,19 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8).view(len(tensor), row_bytes(tensor))
 
 
-def unpack(packed: torch.Tensor, rows: torch.Tensor, metadata: Sequence[torch.Tensor], counts: list[int]) -> Rows:
-    """Cut packed rows back into tensors shaped and typed like `rows` and `metadata`."""
-    tensors, start = [], 0
-    for like in (rows, *metadata):
-        end = start + row_bytes(like)
-        part = packed[:, start:end].contiguous().view(-1)
-        if part.storage_offset():  # one row or none is contiguous as it is, but starts where its dtype may not
-            part = part.clone()
-        tensors.append(part.view(like.dtype).view(len(packed), *like.shape[1:]))
-        start = end
-    return Rows(tensors[0], tuple(tensors[1:]), counts)
+def from_bytes(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Bytes `[n, bytes per row]` as rows shaped and typed like `like`."""
+    flat = part.contiguous().view(-1)
+    if flat.storage_offset() % like.element_size():  # contiguous as it is, but it starts where its dtype may not
+        flat = flat.clone()
+    return flat.view(like.dtype).view(len(part), *like.shape[1:])
+
+
+def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One uint8 row per row, for transports that send one message: `[n, sum of widths]`."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+
+
+def cut(packed: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Joined rows apart again, as wide as `parts` are."""
+    return list(packed.split([part.shape[1] for part in parts], dim=1))

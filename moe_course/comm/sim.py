@@ -68,6 +68,8 @@ class _Board:
 class SimComm(Comm):
     """One rank of a group of threads."""
 
+    transport = "threads"
+
     def __init__(self, board: _Board, rank: int, shared: Shared | None = None):
         super().__init__(rank, board.ranks, shared)
         self._board, self._meeting, self._what = board, 0, ""
@@ -80,12 +82,25 @@ class SimComm(Comm):
         self._what = what
         return torch.stack(self._meet(message))
 
-    def _all_to_all(self, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> torch.Tensor:
-        parts = self._meet(rows.clone().split(list(send_counts)))  # a copy: the caller may overwrite its rows
-        return torch.cat([part[self.rank] for part in parts])
+    def _all_to_all(self, parts: list[torch.Tensor], matrix: torch.Tensor, borrow: bool) -> list[torch.Tensor]:
+        counts = matrix[self.rank].tolist()
+        sent = [part.clone().split(counts) for part in parts]  # a copy: the caller may overwrite its rows
+        met = self._meet(sent)
+        return [torch.cat([theirs[place][self.rank] for theirs in met]) for place in range(len(parts))]
 
-    def _all_gather(self, rows: torch.Tensor, receive_bytes: list[int]) -> torch.Tensor:
-        return torch.cat(self._meet(rows.clone()))
+    def _all_gather(self, parts: list[torch.Tensor], counts: list[int], borrow: bool) -> list[torch.Tensor]:
+        met = self._meet([part.clone() for part in parts])
+        return [torch.cat([theirs[place] for theirs in met]) for place in range(len(parts))]
+
+    def _segments(self, send: list[torch.Tensor], receive_bytes: list[int], what: str) -> list[torch.Tensor]:
+        self._what = what
+        return [theirs[self.rank] for theirs in self._meet([segment.clone() for segment in send])]
+
+    def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+        return self._meet(torch.zeros(shape, dtype=dtype))
+
+    def _await(self) -> None:
+        self._meet(None)
 
     def _subgroup(self, groups: list[list[int]], mine: list[int]) -> SimComm:
         members = [self._board.ranks[rank] for rank in mine]

@@ -1,0 +1,138 @@
+"""Segments of a fixed size, each with a block of its own in front: an exchange without headers and without counts.
+
+What a low-latency backend does: every rank knows the size of every message beforehand, so nothing is asked first.
+The price is padding. The block says what a header says, how many rows each section holds, and whether the sender had
+too many. Built in: notebook 09. Source: DeepEP's low-latency kernels; vLLM `deepep_ll.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from moe_course.comm.header import OPS, compare_fields, dtype_code
+from moe_course.comm.ledger import Entry
+from moe_course.comm.packing import from_bytes, row_bytes, to_bytes
+from moe_course.errors import CapacityExceeded, ConfigError
+
+if TYPE_CHECKING:
+    from moe_course.comm.base import Comm
+
+OP = "all_to_all_padded"
+#: Fields of a block that all ranks must agree on; behind them the sender's rows if it has too many, else 0.
+FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "capacity")
+_HEAD = len(FIELDS) + 1
+
+
+@dataclass(frozen=True)
+class Padded:
+    """What came: `segments[s]` is `[sections[s, rank], capacity, W]` from rank s, whose first rows count.
+
+    `counts[s]` is `[sections[s].sum()]` int64: rows in all sections of rank s, whomever they went to. Rows of a
+    segment beyond its count hold anything. Segments may be views of the transport's memory: they hold until the next
+    exchange but one.
+    """
+
+    segments: list[torch.Tensor]
+    counts: list[torch.Tensor]
+
+
+def exchange_padded(
+    comm: Comm, rows: torch.Tensor, counts: torch.Tensor, sections: torch.Tensor, capacity: int, held: int
+) -> Padded:
+    """See `Comm.all_to_all_padded`."""
+    rank, size = comm.rank, comm.world_size
+    if len(counts) != int(sections[rank].sum()) or int(counts.sum()) != len(rows):
+        raise ConfigError(
+            f"rank {comm.world_rank}: {len(rows)} rows in {len(counts)} sections that hold {int(counts.sum())}, "
+            f"expected {int(sections[rank].sum())} sections that hold all rows"
+        )
+    too_many = max(held, int(counts.max()) if len(counts) else 0)
+    too_many = too_many if too_many > capacity else 0
+    if too_many:  # an empty segment with a mark: nobody waits, everybody learns of it
+        rows, counts = rows[:0], torch.zeros_like(counts)
+    comm._now_in(OP)
+    what = str(comm.shared.waiting)
+    fields = [comm._op_number, OPS.index(OP), comm.layer, comm.step]
+    fields += [dtype_code(rows, comm.world_rank), rows.shape[1:].numel(), capacity, too_many]
+    block = torch.cat([torch.tensor(fields), counts.to("cpu", torch.int64)])
+    (packed,) = to_bytes(rows, (), comm.world_rank)
+    blocks, segments = comm._padded(block, packed, counts.to("cpu", torch.int64), sections, capacity, what)
+    _record(comm, block, rows, counts, sections, capacity)
+
+    heads = torch.stack([theirs[:_HEAD] for theirs in blocks])
+    if comm.shared.compare:
+        compare_fields(heads[:, : len(FIELDS)].numpy(), comm.members, FIELDS)
+    comm._done()
+    if heads[:, -1].any():
+        full = int(heads[:, -1].argmax())
+        raise CapacityExceeded(
+            f"rank {comm.members[full]} has {int(heads[full, -1])} rows, the segments hold T_max = {capacity} "
+            f"(layer {comm.layer}, step {comm.step}); raise --max-num-batched-tokens, or give it fewer rows a step"
+        )
+    theirs = [block[_HEAD:] for block in blocks]
+    here = [_part(theirs[source], sections, source, rank) for source in range(size)]
+    comm.ledger.rows_received += sum(int(here[source].sum()) for source in range(size) if source != rank)
+    tensors = [
+        from_bytes(segment.reshape(-1, row_bytes(rows)), rows).view(-1, capacity, *rows.shape[1:])
+        if segment.numel()
+        else rows.new_empty(int(sections[source, rank]), capacity, *rows.shape[1:])
+        for source, segment in enumerate(segments)
+    ]
+    return Padded(tensors, theirs)
+
+
+def pad(comm: Comm, block, rows, counts, sections, capacity: int, what: str):
+    """Fill a segment for every rank, send them, and take theirs apart.
+
+    Args:
+        block: int64; rows: uint8 `[n, B]`, by section; counts: rows in each section.
+
+    Returns:
+        `(blocks, segments)`, lists over ranks: int64 `[…]` and uint8 `[sections[s, rank], capacity, B]`.
+    """
+    rank, size, width = comm.rank, comm.world_size, rows.shape[1]
+    head = block.to(rows.device).view(torch.uint8)
+    outgoing, done = [], 0
+    for peer in range(size):
+        mine = _part(counts, sections, rank, peer)
+        n = int(mine.sum())
+        segment = rows.new_empty(len(head) + len(mine) * capacity * width)
+        segment[: len(head)] = head
+        place = slots(mine, capacity).to(rows.device)
+        segment[len(head) :].view(len(mine) * capacity, width)[place] = rows[done : done + n]
+        outgoing.append(segment)
+        done += n
+    blocks_bytes = (8 * (_HEAD + sections.sum(1))).tolist()
+    sizes = [blocks_bytes[source] + int(sections[source, rank]) * capacity * width for source in range(size)]
+    received = comm._segments(outgoing, sizes, what)
+    blocks = [segment[:n].cpu().view(torch.int64) for segment, n in zip(received, blocks_bytes, strict=True)]
+    segments = [
+        segment[n:].view(int(sections[source, rank]), capacity, width)
+        for source, (segment, n) in enumerate(zip(received, blocks_bytes, strict=True))
+    ]
+    return blocks, segments
+
+
+def slots(counts: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Where the rows of each section lie in a segment: `[sum(counts)]`, section after section."""
+    start = torch.arange(len(counts)) * capacity - (counts.cumsum(0) - counts)
+    return torch.arange(int(counts.sum())) + start.repeat_interleave(counts)
+
+
+def _part(counts: torch.Tensor, sections: torch.Tensor, source: int, peer: int) -> torch.Tensor:
+    """Of a source's counts those of its sections for `peer`."""
+    first = int(sections[source, :peer].sum())
+    return counts[first : first + int(sections[source, peer])]
+
+
+def _record(comm: Comm, block, rows, counts, sections, capacity: int) -> None:
+    width = row_bytes(rows)
+    for peer in range(comm.world_size):
+        if peer != comm.rank:
+            n = int(_part(counts, sections, comm.rank, peer).sum())
+            room = int(sections[comm.rank, peer]) * capacity if comm.sends_padding else n
+            entry = Entry(n * width, (room - n) * width, block.numel() * 8, n, 1)
+            comm.ledger.add(OP, comm.layer, comm.world_rank, comm.members[peer], entry)
