@@ -250,15 +250,20 @@ class Comm(ABC):
 
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
         """A tensor on every rank, seen by all of them: the list is in rank order."""
-        raise BackendUnavailable(
-            f"rank {self.world_rank}: {self.transport} has no memory that ranks share; use --transport shm, or threads"
-        )
+        raise self._no_memory()
 
     def _signal(self) -> None:
         """Tell all peers that this rank's writes are done."""
+        raise self._no_memory()
 
     def _await(self) -> None:
         """Wait until all peers have signalled once more."""
+        raise self._no_memory()
+
+    def _no_memory(self) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"rank {self.world_rank}: {self.transport} has no memory that ranks share; use --transport shm, or threads"
+        )
 
     # -- header and ledger --------------------------------------------------------------------------------------
 

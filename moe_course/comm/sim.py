@@ -99,6 +99,9 @@ class SimComm(Comm):
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
         return self._meet(torch.zeros(shape, dtype=dtype))
 
+    def _signal(self) -> None:
+        """Meeting is enough: `_await` does it."""
+
     def _await(self) -> None:
         self._meet(None)
 

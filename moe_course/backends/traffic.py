@@ -1,0 +1,57 @@
+"""What a backend must move for one routing: rows from every rank to every rank, hop by hop.
+
+Every backend module has `traffic(topk_ids_per_rank, placement, ...)`, worked out from the routing alone. A run's
+ledger is compared with it (`cost/bounds.py`). Built in: notebook 11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moe_course.expert_map import Placement
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Rows by source and destination.
+
+    Attributes:
+        dispatch, combine: `[hops, R, R]` int64, rows from rank s to rank d. What is on the diagonal stays where it
+            is: it counts as logical traffic, and never travels.
+        returns: what a row is on the way home: "partials", one sum per owner (or node), in accumulator precision;
+            "contributions", one expert's raw output, in the model's dtype.
+    """
+
+    dispatch: torch.Tensor
+    combine: torch.Tensor
+    returns: str = "partials"
+
+    @property
+    def dispatch_rows(self) -> int:
+        """Rows that leave a rank on the way to the experts, all ranks and hops together."""
+        return _leaving(self.dispatch)
+
+    @property
+    def combine_rows(self) -> int:
+        """Rows that leave a rank on the way home."""
+        return _leaving(self.combine)
+
+
+def _leaving(rows: torch.Tensor) -> int:
+    return int(rows.sum() - rows.diagonal(dim1=1, dim2=2).sum())
+
+
+def destinations(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Which ranks a row's experts live on: `[T, R]` bool. Routes of -1, and experts without owner here, go nowhere."""
+    owner = owners(topk_ids, placement)  # [T, K]
+    ranks = torch.arange(placement.ep_size, device=topk_ids.device)
+    return (owner.unsqueeze(2) == ranks).any(dim=1)
+
+
+def owners(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Rank that owns each route's expert, in the group's numbers: `[T, K]` int64; -1 where there is none."""
+    ids = topk_ids.long()
+    owner = placement.owner.to(ids.device).long()
+    return torch.where(ids >= 0, owner[ids.clamp(min=0)], -1)
