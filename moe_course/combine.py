@@ -29,3 +29,53 @@ def sum_contributions(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
     for contribution in contributions[1:]:
         total += contribution
     return total
+
+
+def sum_of_owners(partials: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Add the partial sums that came home, row by row in the order in which they lie here: `[num_rows, H]`.
+
+    Args:
+        partials: `[n, H]`, those of lower owner ranks first.
+        rows: `[n]` int64, which row each belongs to. A row without any is zero.
+    """
+    order = rows.argsort(stable=True)
+    counts = torch.bincount(rows, minlength=num_rows)
+    place = torch.empty_like(order)  # which of its row's partial sums is it?
+    place[order] = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
+    most = int(counts.max()) if num_rows else 0
+    slots = partials.new_zeros(num_rows, max(most, 1), *partials.shape[1:], dtype=_sum_dtype(partials.dtype))
+    slots[rows, place] = partials.to(slots.dtype)
+    return sum_contributions(slots.unbind(1))
+
+
+def weigh_and_sum(contributions: torch.Tensor, weights: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    """The recipe for raw expert outputs: weight them, add each owner's in k order, then the owners in rank order.
+
+    Args:
+        contributions: `[T, K, H]`, the experts' outputs.
+        weights: `[T, K]` fp32; owner: `[T, K]` int64, the rank of each route's expert, -1 for no route.
+
+    Returns:
+        `[T, H]` in `accumulator(dtype)`.
+    """
+    acc = accumulator(contributions.dtype)
+    live = owner >= 0
+    far = int(owner.max()) + 1 if owner.numel() else 0
+    order = torch.where(live, owner, far).argsort(dim=1, stable=True)  # [T, K], routes of -1 last
+    owner, live = owner.gather(1, order), live.gather(1, order)
+    total = partial = contributions.new_zeros(len(contributions), contributions.shape[2], dtype=acc)
+    before = owner.new_full((len(owner),), -1)
+    for k in range(owner.shape[1]):
+        route = order[:, k]
+        rows = torch.arange(len(route), device=route.device)
+        weighted = contributions[rows, route].to(acc) * weights[rows, route].unsqueeze(1).to(acc)
+        weighted = torch.where(live[:, k : k + 1], weighted, 0)  # not a product: what lies there may be NaN
+        same = (owner[:, k] == before).unsqueeze(1)
+        total = torch.where(same, total, total + partial)
+        partial = torch.where(same, partial + weighted, weighted)
+        before = owner[:, k]
+    return total + partial
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return accumulator(dtype) if dtype.is_floating_point else dtype

@@ -26,7 +26,7 @@ class Placement:
         strategy: the effective strategy, "linear" or "round_robin".
         reason: why this strategy and not the requested one, in words.
         ep_size: number of EP ranks R.
-        ranks_per_node: EP ranks that share a host; R when there is one host.
+        ranks_per_node: EP ranks that share a host; R when there is one host. A list counts every host's ranks.
     """
 
     owner: torch.Tensor
@@ -34,7 +34,16 @@ class Placement:
     strategy: str
     reason: str
     ep_size: int
-    ranks_per_node: int = field(default=0)
+    ranks_per_node: int | tuple[int, ...] = field(default=0)
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """EP ranks of each host, in rank order. The last host has the remainder."""
+        if isinstance(self.ranks_per_node, tuple):
+            ends = [sum(self.ranks_per_node[: n + 1]) for n in range(len(self.ranks_per_node))]
+            return [list(range(end - n, end)) for n, end in zip(self.ranks_per_node, ends, strict=True)]
+        size = self.ranks_per_node or self.ep_size
+        return [list(range(first, min(first + size, self.ep_size))) for first in range(0, self.ep_size, size)]
 
     @property
     def num_experts(self) -> int:
@@ -90,7 +99,11 @@ def determine_expert_map(
 
 
 def make_placement(
-    ep_size: int, num_experts: int, strategy: str = "linear", reason: str = "as asked", ranks_per_node: int = 0
+    ep_size: int,
+    num_experts: int,
+    strategy: str = "linear",
+    reason: str = "as asked",
+    ranks_per_node: int | tuple[int, ...] = 0,
 ) -> Placement:
     """The catalogue built from the maps of all ranks, without any fallback."""
     owner = torch.zeros(num_experts, dtype=torch.int32)
@@ -101,7 +114,20 @@ def make_placement(
             here = expert_map >= 0
             owner[here] = rank
             local[here] = expert_map[here]
+    check_nodes(ranks_per_node, ep_size)
     return Placement(owner, local, strategy, reason, ep_size, ranks_per_node or ep_size)
+
+
+def check_nodes(ranks_per_node: int | tuple[int, ...], ep_size: int) -> None:
+    """Raise ConfigError for hosts without ranks, or whose ranks do not add up to the EP group."""
+    if isinstance(ranks_per_node, tuple):
+        if min(ranks_per_node, default=0) < 1 or sum(ranks_per_node) != ep_size:
+            raise ConfigError(
+                f"ranks_per_node {','.join(map(str, ranks_per_node))} has {sum(ranks_per_node)} ranks, the EP group "
+                f"{ep_size}; every host needs at least one, and together they must be {ep_size}"
+            )
+    elif ranks_per_node < 0:
+        raise ConfigError(f"ranks_per_node is {ranks_per_node}, needs to be at least 1")
 
 
 def resolve_placement(
@@ -114,7 +140,7 @@ def resolve_placement(
     backend: str = "allgather_reducescatter",
     num_redundant_experts: int = 0,
     enable_eplb: bool = False,
-    ranks_per_node: int = 0,
+    ranks_per_node: int | tuple[int, ...] = 0,
 ) -> Placement:
     """The placement vLLM would end up with: round robin where it is supported, otherwise linear and the reason.
 

@@ -6,40 +6,74 @@ k themselves. Built in: notebook 03.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from moe_course.combine import accumulator, sum_contributions
 from moe_course.dispatch import Dispatched, permute_by_expert
 from moe_course.errors import ConfigError
+from moe_course.quant import dequantize
 from moe_course.rows import padded_rows, padding_for
 
 
 def local_experts(
     dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor, expert_map: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute every local route and sum a row's weighted contributions in k order.
+    """Compute every local route, in whatever layout the rows came.
 
     Args:
-        dispatched: layout "rows" with `topk_weights`.
+        dispatched: see `Dispatched`. Quantised rows (with `scales`) are first brought to the dtype of the weights.
         w13: `[E_local, 2I, H]`; w2: `[E_local, H, I]`, model dtype.
         expert_map: `[E]` global -> local, -1 elsewhere; None when this rank owns all experts.
 
     Returns:
-        `[M, H]` partial sums in `accumulator(dtype)`. Rows without a local route are zero.
+        Layout "rows" with weights: `[M, H]`, a row's weighted contributions added in k order, in
+        `accumulator(dtype)`. Layouts without weights get raw expert outputs in the model's dtype: "routes" `[M, H]`,
+        "padded" `[E_local, C, H]`. What has no local route, and what lies behind a count, is zero.
 
     Raises:
         ConfigError: an id outside 0 … E-1, or a layout this kernel does not take.
     """
-    if dispatched.layout != "rows" or dispatched.topk_weights is None:
-        raise ConfigError(f"local_experts takes layout 'rows' with weights, got {dispatched.layout!r}")
-    hidden_states, (m, k) = dispatched.hidden_states, dispatched.topk_ids.shape
+    with_weights = dispatched.topk_weights is not None
+    if dispatched.layout == "padded" and not with_weights:
+        return _padded_outputs(dispatched, w13, w2)
+    if dispatched.layout not in ("rows", "routes") or with_weights != (dispatched.layout == "rows"):
+        raise ConfigError(
+            f"local_experts takes layout 'rows' with weights, 'routes' and 'padded' without, got "
+            f"{dispatched.layout!r} {'with' if with_weights else 'without'} them"
+        )
+    hidden_states, (m, k) = _values(dispatched, w13.dtype), dispatched.topk_ids.shape
     routes, outputs = route_outputs(hidden_states, dispatched.topk_ids, w13, w2, expert_map)
+    if not with_weights:
+        raw = outputs.new_zeros(m, w2.shape[1])
+        raw[routes] = outputs
+        return raw
     acc = accumulator(hidden_states.dtype)
     weights = dispatched.topk_weights.reshape(-1, 1)[routes].to(acc)  # [n, 1]
     contributions = outputs.new_zeros(m * k, w2.shape[1], dtype=acc)  # [M*K, H]
     contributions[routes] = outputs.to(acc) * weights
     return sum_contributions(contributions.view(m, k, w2.shape[1]).unbind(1))  # [M, H]; -1 fails for M = 0
+
+
+def _padded_outputs(dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    """The first rows of each expert count, see `expert_num_tokens`; the others are never read."""
+    rows, counts = dispatched.hidden_states, dispatched.expert_num_tokens.long()
+    local, capacity = rows.shape[:2]
+    used = (torch.arange(capacity, device=rows.device) < counts.unsqueeze(1)).view(-1)  # [E_local * C]
+    scales = None if dispatched.scales is None else dispatched.scales.flatten(0, 1)[used]
+    values = _values(replace(dispatched, hidden_states=rows.flatten(0, 1)[used], scales=scales), w13.dtype)
+    outputs = values.new_zeros(local * capacity, w2.shape[1])
+    outputs[used] = grouped_swiglu(values, counts, w13, w2)
+    return outputs.view(local, capacity, w2.shape[1])
+
+
+def _values(dispatched: Dispatched, dtype: torch.dtype) -> torch.Tensor:
+    """The rows as the weights take them."""
+    if dispatched.scales is None:
+        return dispatched.hidden_states
+    return dequantize(dispatched.hidden_states, dispatched.scales, dtype)
 
 
 def route_outputs(

@@ -18,6 +18,7 @@ from types import ModuleType
 
 import torch
 
+from moe_course.backends.traffic import RowBytes
 from moe_course.comm.base import Comm
 from moe_course.errors import PlanMismatch
 from moe_course.expert_map import Placement
@@ -115,14 +116,15 @@ def payload_bound(
     plan: Plan,
     backend: ModuleType,
     ids_per_rank: list[torch.Tensor],
+    sizes: RowBytes,
     row_bytes: int,
-    partial_bytes: int,
 ) -> int:
     """Bytes of rows a mode must move for one pass through one layer, over all ranks.
 
     Args:
         ids_per_rank: `topk_ids` of the rows each world rank took through the layer.
-        row_bytes, partial_bytes: size of a row in the model's dtype and in the accumulator's.
+        sizes: bytes of a row that is dispatched, and of what comes home.
+        row_bytes: bytes of a row in the model's dtype: finished rows are gathered in it.
 
     Counts dispatch and combine, an ordered all-reduce (a partial sum to its adder and the sum to everybody: twice
     T - 1 rows for each shared row), and the gathering of split rows.
@@ -137,10 +139,10 @@ def payload_bound(
             else:
                 placement = placement.sliced(0, len(members))
             ids = [ids_per_rank[rank] for rank in members]
-            total += backend.payload_bound(ids, row_bytes, partial_bytes, placement)
+            total += backend.traffic(ids, placement).payload(sizes)
     if plan.reduce_group is not None:
         for members in groups[plan.reduce_group]:
-            total += 2 * len(ids_per_rank[members[0]]) * (len(members) - 1) * partial_bytes
+            total += 2 * len(ids_per_rank[members[0]]) * (len(members) - 1) * sizes.partial
     if plan.split_group is not None:
         for members in groups[plan.split_group]:
             total += sum(len(ids_per_rank[rank]) for rank in members) * (len(members) - 1) * row_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from moe_course.backends.traffic import Traffic
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
@@ -42,7 +43,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
     return rows, rows + sum(dispatched.handle[: comm.rank])
 
 
-def payload_bound(topk_ids_per_rank: list[torch.Tensor], row_bytes: int, partial_bytes: int, placement: Placement):
-    """Bytes of rows this shape must move for a routing: each row to R - 1 ranks, and R - 1 partial sums back."""
-    rows = sum(len(ids) for ids in topk_ids_per_rank)
-    return rows * (placement.ep_size - 1) * (row_bytes + partial_bytes)
+def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
+    """Each row to everybody, and a partial sum from everybody back, whatever the routing."""
+    rows = torch.tensor([len(ids) for ids in topk_ids_per_rank]).unsqueeze(1).repeat(1, placement.ep_size)
+    return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0))

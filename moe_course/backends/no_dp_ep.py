@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from moe_course.backends.traffic import Traffic
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
@@ -41,6 +42,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
     return rows, rows
 
 
-def payload_bound(topk_ids_per_rank: list[torch.Tensor], row_bytes: int, partial_bytes: int, placement: Placement):
-    """Bytes of rows this shape must move for a routing: none."""
-    return 0
+def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
+    """None. A sum over ranks that share rows is counted with the mode (`modes.py`)."""
+    none = torch.zeros(1, placement.ep_size, placement.ep_size, dtype=torch.int64)
+    return Traffic(none, none)

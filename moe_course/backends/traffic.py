@@ -38,6 +38,20 @@ class Traffic:
         """Rows that leave a rank on the way home."""
         return _leaving(self.combine)
 
+    def payload(self, sizes: RowBytes) -> int:
+        """Bytes of rows that leave a rank, both ways."""
+        home = sizes.partial if self.returns == "partials" else sizes.contribution
+        return self.dispatch_rows * sizes.dispatch + self.combine_rows * home
+
+
+@dataclass(frozen=True)
+class RowBytes:
+    """Bytes of a row on the way to the experts, of a partial sum, and of one expert's output on the way home."""
+
+    dispatch: int
+    partial: int
+    contribution: int
+
 
 def _leaving(rows: torch.Tensor) -> int:
     return int(rows.sum() - rows.diagonal(dim1=1, dim2=2).sum())

@@ -11,29 +11,29 @@ Built in: notebooks 06 and 07. Source: `torch.distributed` semantics; vLLM `all_
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 
+from moe_course.comm import window as one_sided
 from moe_course.comm.header import OPS, UNKNOWN, compare, dtype_code
 from moe_course.comm.ledger import Entry, Ledger
 from moe_course.comm.packing import Rows, from_bytes, row_bytes, to_bytes
-from moe_course.comm.padded import Padded, exchange_padded, pad
+from moe_course.comm.padded import Padded, exchange_padded
 from moe_course.comm.shared import Shared, Waiting
+from moe_course.comm.transport import Transport
 from moe_course.comm.window import Window
-from moe_course.errors import BackendUnavailable, ConfigError
+from moe_course.errors import ConfigError
 
 __all__ = ["Comm", "Entry", "Ledger", "Padded", "Rows", "Window"]
 
 
-class Comm(ABC):
+class Comm(Transport):
     """A group of `world_size` ranks, seen from `rank`. Every rank must call every operation, in one order.
 
     `layer` and `step` are written into the headers and the ledger; the layer and the generator set them. A group
     shares both, and the ledger, with the sub-groups split off it. `members` are the group's ranks in the numbers of
-    the whole world; messages and ledger use those. A transport implements `_exchange`, `_all_to_all`,
-    `_all_gather`, `_segments` and `_subgroup`; one with memory to share also `_memory`, `_signal` and `_await`.
+    the whole world; messages and ledger use those.
 
     `borrow=True` allows an operation to return views of the transport's own memory instead of copies. They hold
     until this rank's next exchange but one.
@@ -42,11 +42,10 @@ class Comm(ABC):
     peer is gone), each on all ranks that are still there.
     """
 
-    transport = "none"  # name for messages and tables
-
     def __init__(self, rank: int, members: Sequence[int], shared: Shared | None = None):
         self.rank, self.world_size, self.members = rank, len(members), list(members)
         self.shared = shared or Shared(Ledger())
+        self.buffers: dict = {}  # windows that a backend keeps from call to call
         self._op_number = 0
 
     @property
@@ -132,6 +131,8 @@ class Comm(ABC):
     def reduce_scatter_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Rank r gets the sum over all ranks of slice r, added in rank order: `[sum(counts), W]` -> `[counts[r], W]`.
 
+        16-bit rows are added up, and returned, in fp32.
+
         Args:
             counts: rows per rank, the same list on all ranks.
         """
@@ -145,7 +146,7 @@ class Comm(ABC):
         """
         base, rest = divmod(len(tensor), self.world_size)
         counts = [base + (rank < rest) for rank in range(self.world_size)]
-        mine = self._reduce_scatter("all_reduce", tensor, counts)
+        mine = self._reduce_scatter("all_reduce", tensor, counts).to(tensor.dtype)
         matrix = self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
         received = self._all_gather(to_bytes(mine, (), self.world_rank), counts, False)
@@ -183,17 +184,15 @@ class Comm(ABC):
 
         Raises BackendUnavailable on a transport without memory to share.
         """
-        rows = torch.empty(0, *shape[1:], dtype=dtype)
-        self._agree("window", rows, (), [shape[0]] * self.world_size, same_counts=True, n=shape[0])
-        memories = self._memory((2, *shape), dtype)
-        self._done()
-        return Window(memories, rows)
+        return one_sided.window(self, shape, dtype)
 
     def open(self, window: Window, send_counts: Sequence[int], held: int = 0) -> torch.Tensor:
-        """Begin a turn: show everybody the header, and how many rows go where. Returns that as `[R, R]`."""
-        window.matrix = self._agree("put_rows", window.like, (), send_counts, n=held)
-        window.turn += 1
-        return window.matrix
+        """Begin a turn: show everybody the header, and how many rows go where. Returns that as `[R, R]`.
+
+        Args:
+            held: rows this rank brings; all ranks find them in `window.held`.
+        """
+        return one_sided.open(self, window, send_counts, held)
 
     def put(self, window: Window, peer: int, start: int, rows: torch.Tensor, metadata: int = 0) -> None:
         """Write rows `[n, …]` into `peer`'s memory of this turn, from its row `start` on.
@@ -201,10 +200,7 @@ class Comm(ABC):
         Args:
             metadata: how many bytes of each row are metadata, for the ledger.
         """
-        window.of(peer)[start : start + len(rows)] = rows
-        if peer != self.rank and len(rows):
-            entry = Entry(len(rows) * (row_bytes(rows) - metadata), 0, len(rows) * metadata, len(rows), 1)
-            self.ledger.add("put_rows", self.layer, self.world_rank, self.members[peer], entry)
+        one_sided.put(self, window, peer, start, rows, metadata)
 
     def flush(self, window: Window) -> None:
         """This rank has put all it has for this turn: tell its peers."""
@@ -212,58 +208,7 @@ class Comm(ABC):
 
     def wait(self, window: Window) -> torch.Tensor:
         """This rank's memory `[*shape]`, once all peers have flushed. In place; it holds until the turn after next."""
-        self._await()
-        self.ledger.rows_received += int(window.matrix[:, self.rank].sum() - window.matrix[self.rank, self.rank])
-        self._done()
-        return window.of(self.rank)
-
-    # -- what a transport implements ----------------------------------------------------------------------------
-
-    @abstractmethod
-    def _exchange(self, message: torch.Tensor, what: str) -> torch.Tensor:
-        """Give every rank a `[n]` int64 message and return all of them as `[R, n]`."""
-
-    @abstractmethod
-    def _all_to_all(self, parts: list[torch.Tensor], matrix: torch.Tensor, borrow: bool) -> list[torch.Tensor]:
-        """Move rows in parts, each uint8 `[sum of row `rank` of the matrix, bytes]`; return the same parts received.
-
-        `matrix[s, d]` rows go from rank s to rank d.
-        """
-
-    @abstractmethod
-    def _all_gather(self, parts: list[torch.Tensor], counts: list[int], borrow: bool) -> list[torch.Tensor]:
-        """Give everybody these parts of rows, uint8 `[n, bytes]`; `counts[s]` rows come from rank s."""
-
-    @abstractmethod
-    def _segments(self, send: list[torch.Tensor], receive_bytes: list[int], what: str) -> list[torch.Tensor]:
-        """Give rank d the uint8 tensor `send[d]`, and return one of `receive_bytes[s]` bytes from each rank s."""
-
-    @abstractmethod
-    def _subgroup(self, groups: list[list[int]], mine: list[int]) -> Comm:
-        """Create all groups and return the one that contains this rank."""
-
-    def _padded(self, block, rows, counts, sections, capacity, what):
-        """Send a block and padded sections to every rank, see `padded.pad`; return theirs. All of it travels."""
-        return pad(self, block, rows, counts, sections, capacity, what)
-
-    sends_padding = True  # does `_padded` give unused rows to the transport?
-
-    def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-        """A tensor on every rank, seen by all of them: the list is in rank order."""
-        raise self._no_memory()
-
-    def _signal(self) -> None:
-        """Tell all peers that this rank's writes are done."""
-        raise self._no_memory()
-
-    def _await(self) -> None:
-        """Wait until all peers have signalled once more."""
-        raise self._no_memory()
-
-    def _no_memory(self) -> BackendUnavailable:
-        return BackendUnavailable(
-            f"rank {self.world_rank}: {self.transport} has no memory that ranks share; use --transport shm, or threads"
-        )
+        return one_sided.wait(self, window)
 
     # -- header and ledger --------------------------------------------------------------------------------------
 
@@ -275,7 +220,7 @@ class Comm(ABC):
         packed = self._all_to_all(to_bytes(rows, (), self.world_rank), agreed, True)
         received = self._received(packed, (rows,), agreed)
         parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
-        total = parts[0].clone()
+        total = parts[0].to(_sum_dtype(rows.dtype), copy=True)
         for part in parts[1:]:  # rank order: the same bits on every run and every transport
             total += part
         return total
@@ -316,6 +261,7 @@ class Comm(ABC):
             compare(messages, self.members, op, same_counts)
         if self.shared.waiting is not None:  # headers are here, rows are next
             self.shared.waiting.waiting_for = others
+        self._rows_held = messages[:, len(header)]
         return messages[:, len(header) + 1 : len(header) + 1 + size]
 
     def _now_in(self, op: str) -> set[int]:
@@ -345,3 +291,7 @@ class Comm(ABC):
             if peer != self.rank and n:
                 entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
                 self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
