@@ -47,7 +47,8 @@ class RunDisplay:
         if kind == "plan":
             if "text" in event:
                 self.console.print(event["text"], markup=False, highlight=False)
-            self.console.print(f"runs       on {event['device']}, rows carried by {event['transport']}\n")
+            carried = f"runs       on {event['device']}, rows carried by {event['transport']}: {event['reason']}\n"
+            self.console.print(carried, markup=False, highlight=False)
         elif kind == "loaded":
             self.loaded += 1
             self.progress.update(
@@ -113,6 +114,8 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
         mark = {True: " · as the reference", False: " · NOT as the reference", None: ""}[prompt["matches_reference"]]
         console.print(Panel(body, title=title + mark, title_align="left", border_style="cyan"))
     console.print(_ledger_table(result))
+    if result["bound"]["payload"]:
+        console.print(_moved_table(result))
     phases = result["phases"]
     prefill, decode = _rate(phases["prefill_tokens_per_s"]), _rate(phases["decode_tokens_per_s"])
     console.print(f"speed    prefill {prefill} · decode {decode} tokens/s over all ranks")
@@ -157,11 +160,21 @@ def _ledger_table(result: dict) -> Table:
     totals["all"] = totals.pop("all", totals["all"])
     for op, total in totals.items():
         table.add_row(op, *(f"{total[key]:,}" for key in ("messages", "rows", "payload", "padding", "metadata")))
-    bound, ratio = result["bound"]["payload"], result["bound"]["ratio"]
-    table.caption = f"bound for this routing: {bound:,} payload bytes"
-    if ratio:
-        table.caption += f", counted / bound = {ratio:.3f}"
-    table.caption_justify = "left"
+    return table
+
+
+def _moved_table(result: dict) -> Table:
+    table = Table(title="rows of each layer, and the least that this routing allows", title_justify="left")
+    for name in ("layer", "phase", "rows", "payload", "bound", "counted / bound"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for row in result["moved"]:
+        ratio = "–" if row["ratio"] is None else f"{row['ratio']:.3f}"
+        cells = [f"{row[name]:,}" for name in ("rows", "payload", "bound")]
+        table.add_row(str(row["layer"]), row["phase"], *cells, ratio)
+    ratio = result["bound"]["ratio"]
+    if ratio is not None and len(result["moved"]) > 1:
+        rows, payload = (sum(row[name] for row in result["moved"]) for name in ("rows", "payload"))
+        table.add_row("all", "", f"{rows:,}", f"{payload:,}", f"{result['bound']['payload']:,}", f"{ratio:.3f}")
     return table
 
 
@@ -183,11 +196,19 @@ def _verdict_line(result: dict) -> Text:
         same = sum(bool(prompt["matches_reference"]) for prompt in result["prompts"])
         detail = (
             f"{result['dtype']}: {same} of {len(result['prompts'])} texts equal, "
-            f"logits differ by up to {result['max_abs_logit_diff']:.1e}; equality is promised for float32 only"
+            f"logits differ by up to {result['max_abs_logit_diff']:.1e}; {_why_reported(result)}"
         )
     else:
         detail = "; ".join(result["failures"][:3])
     return Text.assemble("verdict  ", (verdict, style), f": {detail}")
+
+
+def _why_reported(result: dict) -> str:
+    if result["quantised"]:
+        return f"rows are quantised ({result['quantised']['format']}), so equality is not promised"
+    if result["dtype"] == "float32":
+        return "what comes home is rounded to bfloat16, so equality is not promised"
+    return "equality is promised for float32 only"
 
 
 def _printable(text: str) -> str:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from moe_course.backends.capabilities import current_name
+from moe_course.backends.configure import Backend
 from moe_course.comm.dist import pick_device
 from moe_course.config import MoEConfig
-from moe_course.errors import BackendUnavailable
+from moe_course.flags import ParallelConfig
 from moe_course.glm.checkpoint import read_index
 from moe_course.glm.model import check_supported
 from moe_course.guard.handshake import ERROR, digest
@@ -25,6 +27,7 @@ from moe_course.guard.watchdog import place
 from moe_course.options import RunOptions
 from moe_course.parallel import Plan, make_plan
 from moe_course.tokenizer import load_tokenizer
+from moe_course.travel import Travel, travel
 
 #: Options that are stated in another form: their content, not their name or their folder.
 _PLACES, _SAMPLE = 64, 4096  # places in a checkpoint file that are compared, and bytes at each
@@ -41,8 +44,16 @@ class Job:
     prompts: list[list[int]]  # token ids
     plan: Plan
     device: torch.device
-    transport: str
     dtype: torch.dtype
+    travel: Travel
+
+    @property
+    def transport(self) -> str:
+        return self.travel.transport
+
+    @property
+    def backend(self) -> Backend:
+        return self.travel.backend
 
     def mine(self, dp_rank: int) -> dict[int, list[int]]:
         """Prompts of one data-parallel rank: index -> token ids."""
@@ -57,12 +68,26 @@ def prepare(options: RunOptions) -> Job:
     tokenizer = load_tokenizer(options.model, config)
     prompts = [tokenizer.encode(prompt) for prompt in options.prompts]
     options.check_against(config, [len(tokens) for tokens in prompts])
-    plan = make_plan(options.parallel(), config, strict=options.guard)
+    plan = make_plan(_with_hosts(options), config, strict=options.guard, transport=options.transport)
     device = pick_device(options.device)
+    dtype = dtype_of(options.dtype, device)
+    one_host = os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
     return Job(
-        options, config, tokenizer, prompts, plan, device, _transport(options.transport, device),
-        _dtype(options.dtype, device),
-    )  # fmt: skip
+        options, config, tokenizer, prompts, plan, device, dtype, travel(options, plan, device.type, dtype, one_host)
+    )
+
+
+def _with_hosts(options: RunOptions) -> ParallelConfig:
+    """The parallel flags; on several hosts with torchrun's number of ranks on each, where nobody said otherwise."""
+    parallel = options.parallel()
+    here, world = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if (
+        parallel.ranks_per_node
+        or here == world
+        or current_name(parallel.all2all_backend) not in ("two_hop", "deepep_v2")
+    ):
+        return parallel
+    return replace(parallel, ranks_per_node=here)
 
 
 def statement(options: RunOptions, job: Job | None, error: Exception | None) -> dict[str, Any]:
@@ -128,14 +153,8 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _transport(asked: str, device: torch.device) -> str:
-    fits = "nccl" if device.type == "cuda" else "gloo"
-    if asked not in ("auto", fits):
-        raise BackendUnavailable(f"--transport {asked} does not carry {device.type} tensors here; use auto or {fits}")
-    return fits
-
-
-def _dtype(asked: str, device: torch.device) -> torch.dtype:
+def dtype_of(asked: str, device: torch.device) -> torch.dtype:
+    """The dtype `--dtype` stands for on this device."""
     if asked == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return getattr(torch, asked)

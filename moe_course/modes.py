@@ -118,6 +118,7 @@ def payload_bound(
     ids_per_rank: list[torch.Tensor],
     sizes: RowBytes,
     row_bytes: int,
+    sum_bytes: int,
 ) -> int:
     """Bytes of rows a mode must move for one pass through one layer, over all ranks.
 
@@ -125,6 +126,7 @@ def payload_bound(
         ids_per_rank: `topk_ids` of the rows each world rank took through the layer.
         sizes: bytes of a row that is dispatched, and of what comes home.
         row_bytes: bytes of a row in the model's dtype: finished rows are gathered in it.
+        sum_bytes: bytes of a row in the accumulator's dtype: sums that were dispatched are reduced in it.
 
     Counts dispatch and combine, an ordered all-reduce (a partial sum to its adder and the sum to everybody: twice
     T - 1 rows for each shared row), and the gathering of split rows.
@@ -141,8 +143,9 @@ def payload_bound(
             ids = [ids_per_rank[rank] for rank in members]
             total += backend.traffic(ids, placement).payload(sizes)
     if plan.reduce_group is not None:
+        partial = sizes.partial if plan.dispatch_group is None else sum_bytes
         for members in groups[plan.reduce_group]:
-            total += 2 * len(ids_per_rank[members[0]]) * (len(members) - 1) * sizes.partial
+            total += 2 * len(ids_per_rank[members[0]]) * (len(members) - 1) * partial
     if plan.split_group is not None:
         for members in groups[plan.split_group]:
             total += sum(len(ids_per_rank[rank]) for rank in members) * (len(members) - 1) * row_bytes

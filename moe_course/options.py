@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_course.config import MoEConfig
-from moe_course.errors import BackendUnavailable, ConfigError
+from moe_course.errors import ConfigError
 from moe_course.flags import ParallelConfig, parallel_config
 from moe_course.guard.faultspec import FaultSpec, parse_fault, parse_override
 
@@ -49,6 +49,11 @@ class RunOptions:
     sequence_parallel_moe: bool | None = None
     all2all_backend: str = "allgather_reducescatter"
     expert_placement_strategy: str = "linear"
+    ranks_per_node: str | None = None
+    max_num_batched_tokens: int = 256
+    dispatch_quant: str = "none"
+    combine_dtype: str = "auto"
+    reduce_in_node: bool = False
     device: str = "auto"
     transport: str = "auto"
     dtype: str = "auto"
@@ -81,6 +86,7 @@ class RunOptions:
             all2all_backend=self.all2all_backend,
             expert_placement_strategy=self.expert_placement_strategy,
             sequence_parallel_moe=self.sequence_parallel_moe,
+            ranks_per_node=parse_ranks_per_node(self.ranks_per_node),
             default_world_size=started or (self.device != "cpu" and visible_gpus()) or DEFAULT_RANKS,
         )
         if started is not None and started != config.world_size:
@@ -112,6 +118,8 @@ class RunOptions:
             )
         if self.max_new_tokens < 1:
             raise ConfigError(f"--max-new-tokens is {self.max_new_tokens}, needs to be at least 1")
+        if self.max_num_batched_tokens < 1:
+            raise ConfigError(f"--max-num-batched-tokens is {self.max_num_batched_tokens}, needs to be at least 1")
         if self.temperature < 0:
             raise ConfigError(f"--temperature is {self.temperature}, needs to be 0 (greedy) or more")
         for name, seconds in (("timeout", self.timeout), ("warn-after", self.warn_after)):
@@ -130,8 +138,6 @@ class RunOptions:
                     f"{length + self.max_new_tokens}: more than the context of {context}; "
                     "shorten it or lower --max-new-tokens"
                 )
-        if self.transport in ("threads", "shm", "vendor"):
-            raise BackendUnavailable(f"--transport {self.transport} does not carry a run here; use auto, gloo or nccl")
         self._check_trace(parallel)
         for rank in [fault.rank for fault in self.fault_specs()] + [rank for rank, *_ in self.parsed_overrides()]:
             if rank >= flat:
@@ -191,6 +197,21 @@ def _typed(name: str, value: Any) -> Any:
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise ConfigError(f"--override: {name} is {value!r}, needs to be {kinds}")
     return value
+
+
+def parse_ranks_per_node(text: str | None) -> int | tuple[int, ...]:
+    """`2`: two ranks on each host; `1,3`: one on the first, three on the second; None: 0. Raises ConfigError."""
+    if text is None:
+        return 0
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise ConfigError(
+            f"--ranks-per-node is {text!r}; write one number for all hosts (2), or one for each host (1,3)"
+        )
+    return counts[0] if len(counts) == 1 else counts
 
 
 def started_by_torchrun() -> bool:

@@ -28,7 +28,9 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
     tokens = [generations[i][1].tokens for i in range(len(prompts))]
     comparison = _compare(job, everybody, generations, tokens, reference)
     ledger = Ledger.merge(part["ledger"] for part in everybody)
-    total, bound = ledger.total(), _bound(job, everybody)
+    total, moved = ledger.total(), _moved(job, everybody)
+    bound = sum(row["bound"] for row in moved)
+    payload = sum(row["payload"] for row in moved)
     result = {
         "schema": SCHEMA,
         "world_size": plan.world_size,
@@ -37,6 +39,8 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "dtype": str(dtype).removeprefix("torch."),
         "backend": plan.backend.name,
         "transport": job.transport,
+        "transport_reason": job.travel.reason,
+        "quantised": _quantised(job),
         "plan": plan.as_dict(),
         "ranks": [_rank_row(part, plan) for part in everybody],
         "prompts": [
@@ -57,14 +61,15 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "rows_after_near_ties": comparison.excused if comparison else None,
         "rows": {"sent": total.rows, "received": ledger.rows_received},
         "bytes": {"payload": total.payload, "padding": total.padding, "metadata": total.metadata},
-        "bound": {"payload": bound, "ratio": total.payload / bound if bound else None},
+        "bound": {"payload": bound, "ratio": payload / bound if bound else None},
+        "moved": moved,
         "ledger": ledger.as_rows(),
         "load": _load(plan, everybody),
         **_speed([part for part in everybody if part["lead"]], tokens, facts["loaded_s"]),
         "guard": everybody[0]["guard"],
         "row_invariance": facts["invariance"].reason if facts["invariance"] else None,
         "failures": comparison.failures if comparison else [],
-        "verdict": _verdict(comparison, dtype),
+        "verdict": _verdict(comparison, job.travel.exact and dtype),
     }
     return result, comparison
 
@@ -84,19 +89,45 @@ def _compare(job, everybody, generations, tokens, reference):
     return compare(reference.finish(), job.prompts, tokens, logits, routed, job.config.sparse_layers)
 
 
-def _bound(job, everybody) -> int:
-    """Payload bytes that this routing must move."""
-    from moe_course.backends import BACKENDS
+def _moved(job, everybody) -> list[dict]:
+    """For every sparse layer, in prefill and in decode: bytes of rows counted, and what its routing must move."""
     from moe_course.combine import accumulator
+    from moe_course.comm.ledger import Ledger
     from moe_course.modes import payload_bound
 
-    row_bytes, partial_bytes = (job.config.hidden_size * d.itemsize for d in (job.dtype, accumulator(job.dtype)))
+    widths = [job.config.hidden_size * d.itemsize for d in (job.dtype, accumulator(job.dtype))]
     passes = sorted({key for part in everybody for key in part["rows_per_pass"]})
-    backend = BACKENDS[job.plan.backend.name]
-    return sum(
-        payload_bound(job.plan, backend, [part["rows_per_pass"][key] for part in everybody], row_bytes, partial_bytes)
-        for key in passes
-    )
+    first_decode = everybody[0]["timing"].prefill_passes
+    found = []
+    for phase in ("prefill", "decode"):
+        ledger = Ledger.merge(part["ledgers"][phase] for part in everybody)
+        for layer in sorted({layer for _, layer in passes}):
+            mine = [key for key in passes if key[1] == layer and (key[0] < first_decode) == (phase == "prefill")]
+            bound = sum(
+                payload_bound(
+                    job.plan, job.backend, [part["rows_per_pass"][key] for part in everybody], job.travel.sizes, *widths
+                )
+                for key in mine
+            )
+            counted = ledger.total(layer=layer)
+            ratio = counted.payload / bound if bound else None
+            moved = {"payload": counted.payload, "bound": bound, "ratio": ratio, "padding": counted.padding}
+            found.append({"layer": layer, "phase": phase, "passes": len(mine), "rows": counted.rows} | moved)
+    return found
+
+
+def _quantised(job) -> dict | None:
+    """What quantised rows cost and save here; None where rows travel as they are."""
+    backend, hidden = job.backend, job.config.hidden_size
+    if backend.format is None:
+        return None
+    when = "before the rows travel" if backend.before else "where the rows arrive"
+    return {
+        "format": backend.format,
+        "when": when,
+        "row_bytes": job.travel.sizes.dispatch,
+        "plain_row_bytes": hidden * job.dtype.itemsize,
+    }
 
 
 def _load(plan, everybody) -> dict:
@@ -139,6 +170,7 @@ def _speed(leads: list[dict], tokens: list[list[int]], loaded_s: float) -> dict:
 
 
 def _verdict(comparison, dtype) -> str:
+    """`dtype` is False where rows are quantised or sums narrower than usual."""
     import torch
 
     if comparison is None:

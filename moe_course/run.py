@@ -57,18 +57,21 @@ def _run(options: RunOptions, rank: int, guard) -> None:
         if os.environ.get(RESULT_ENV):
             Path(os.environ[RESULT_ENV]).with_name(PLAN_FILE).write_text(shown)
         given = {} if os.environ.get(RESULT_ENV) else {"text": shown}
-        report("plan", model=str(options.model), device=job.device.type, transport=job.transport, **given)
+        carried = {"transport": job.transport, "reason": job.travel.reason}
+        report("plan", model=str(options.model), device=job.device.type, **carried, **given)
         if options.check and greedy:  # early: it works while the ranks load
             reference = Reference(_request(job, None))
     try:
         comm = comm_dist.init(plan, options.device, options.timeout, guard.store)
         guard.watch(comm, options, report)
-        recorder, faults = Recorder(values=options.trace_values), Faults(options.fault_specs(), rank)
+        recorder = Recorder(values=options.trace_values, slots=options.trace is not None)
+        faults = Faults(options.fault_specs(), rank)
         model = faults.load(job, comm, recorder, checked=options.guard)
         invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
         report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
         guard.check_model(model, job, comm)
-        comm.ledger = Ledger()  # groups, audit and canary are not part of the run either
+        ledgers = {"prefill": Ledger(), "decode": Ledger()}
+        comm.ledger = ledgers["prefill"]  # groups, audit and canary are not part of the run either
         comm.barrier()
         loaded_s = time.perf_counter() - began
 
@@ -76,6 +79,9 @@ def _run(options: RunOptions, rank: int, guard) -> None:
             recorder.on_pass(step, token_ids, places)
             if rank == 0:
                 report("step", step=step, steps=options.max_new_tokens)
+
+        def on_decode() -> None:
+            comm.ledger = ledgers["decode"]
 
         waited = comm.shared.waited_s
         generations, timing = generate(
@@ -89,9 +95,10 @@ def _run(options: RunOptions, rank: int, guard) -> None:
             keep_logits=options.check,
             on_token=lambda index, token: report("token", prompt=index, token=token) if lead else None,
             on_pass=on_pass,
+            on_decode=on_decode,
         )
         waited = comm.shared.waited_s - waited
-        ledger, comm.ledger = comm.ledger, Ledger()  # what the trace and the report cost is not part of the run
+        comm.ledger = Ledger()  # what the trace and the report cost is not part of the run
         if options.trace:
             _write_trace(options, rank, comm, recorder, model)
         everybody = comm.gather_objects(
@@ -101,7 +108,8 @@ def _run(options: RunOptions, rank: int, guard) -> None:
                 "generations": generations if lead else [],
                 "timing": timing,
                 "waited_s": waited,
-                "ledger": ledger,
+                "ledgers": ledgers,
+                "ledger": Ledger.merge(ledgers.values()),
                 "report": model.report,
                 "params": model.params,
                 "expert_bytes": model.expert_bytes,

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,32 +15,20 @@ from moe_course.config import MoEConfig
 from moe_course.errors import MoECourseError
 from moe_course.nodes import Nodes, slurm_nodes
 from moe_course.options import DEFAULT_PROMPTS, TINY, RunOptions, read_prompts, started_by_torchrun
-
-
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Strategy(StrEnum):
-    linear = "linear"
-    round_robin = "round_robin"
-
-
-class Transport(StrEnum):
-    auto = "auto"
-    threads = "threads"
-    gloo = "gloo"
-    nccl = "nccl"
-    shm = "shm"
-    vendor = "vendor"
+from moe_course.run_flags import (
+    BackendFlag,
+    CombineDtypeFlag,
+    Device,
+    Dtype,
+    MaxTokensFlag,
+    Quant,
+    QuantFlag,
+    RanksPerNodeFlag,
+    ReduceInNodeFlag,
+    Strategy,
+    Transport,
+    TransportFlag,
+)
 
 
 def run(
@@ -81,19 +68,20 @@ def run(
             help="TP ranks split the rows of a sparse layer. vLLM has no such flag: it derives it, and so does this.",
         ),
     ] = None,
-    all2all_backend: Annotated[
-        str, typer.Option(help="How rows travel: allgather_reducescatter (also naive, pplx).")
-    ] = "allgather_reducescatter",
+    all2all_backend: BackendFlag = "allgather_reducescatter",
     expert_placement_strategy: Annotated[
         Strategy, typer.Option(help="Which rank owns which expert.")
     ] = Strategy.linear,
+    ranks_per_node: RanksPerNodeFlag = None,
+    max_num_batched_tokens: MaxTokensFlag = 256,
+    dispatch_quant: QuantFlag = Quant.none,
+    combine_dtype: CombineDtypeFlag = Dtype.auto,
+    reduce_in_node: ReduceInNodeFlag = False,
     model: Annotated[
         Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.", show_default=False)
     ] = TINY,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    transport: Annotated[
-        Transport, typer.Option(help="What carries the rows; auto: nccl on GPUs, gloo on CPUs.")
-    ] = Transport.auto,
+    transport: TransportFlag = Transport.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32 on CPUs, bfloat16 on GPUs.")] = Dtype.auto,
     temperature: Annotated[
         float, typer.Option(help="0 is greedy. Sampling does not depend on the number of ranks.")
@@ -157,6 +145,11 @@ def run(
         sequence_parallel_moe=sequence_parallel_moe,
         all2all_backend=all2all_backend,
         expert_placement_strategy=expert_placement_strategy.value,
+        ranks_per_node=ranks_per_node,
+        max_num_batched_tokens=max_num_batched_tokens,
+        dispatch_quant=dispatch_quant.value,
+        combine_dtype=combine_dtype.value,
+        reduce_in_node=reduce_in_node,
         device=device.value,
         transport=transport.value,
         dtype=dtype.value,
@@ -198,9 +191,7 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
     options.check_against(config, [len(tokenizer.encode(text)) for text in options.prompts])
     world_size = options.resolved_world_size()
     if _worth_planning(options) and not options.overrides:  # a rank may be meant to fail in its own way
-        from moe_course.parallel import make_plan
-
-        make_plan(options.parallel(), config)
+        _plan(options, config, nodes)
     signal.signal(signal.SIGTERM, _interrupt)  # `timeout` and `kill` clean up like Ctrl-C
     console = Console()
     display = RunDisplay(console, options.prompts, tokenizer, nodes.processes_here(world_size), options.max_new_tokens)
@@ -232,11 +223,24 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
     return ended.returncode
 
 
+def _plan(options: RunOptions, config: MoEConfig, nodes: Nodes) -> None:
+    """Raise here, once, what every rank would raise."""
+    from moe_course.comm.dist import pick_device
+    from moe_course.job import dtype_of
+    from moe_course.parallel import make_plan
+    from moe_course.travel import travel
+
+    plan = make_plan(options.parallel(), config, transport=options.transport)
+    device = pick_device(options.device)
+    travel(options, plan, device.type, dtype_of(options.dtype, device), nodes.nnodes == 1)
+
+
 def _worth_planning(options: RunOptions) -> bool:
     """Flags whose mistakes only the plan can see; it imports torch, so it is not made for nothing."""
     default = RunOptions()
     names = ("all2all_backend", "enable_expert_parallel", "sequence_parallel_moe", "tensor_parallel_size")
-    names += ("data_parallel_size", "prefill_context_parallel_size")
+    names += ("data_parallel_size", "prefill_context_parallel_size", "transport", "ranks_per_node", "dispatch_quant")
+    names += ("reduce_in_node",)
     return any(getattr(options, name) != getattr(default, name) for name in names)
 
 

@@ -45,6 +45,12 @@ class Backend:
         return self.module.CAPABILITIES
 
     @property
+    def capacity(self) -> int | None:
+        """Rows a rank may bring to one dispatch; None where nothing is fixed."""
+        fixed = getattr(self.module, "MAX_NUM_TOKENS", None)
+        return None if fixed is None else self.max_num_tokens or fixed
+
+    @property
     def slots(self) -> Callable:
         return self.module.slots
 
@@ -87,8 +93,8 @@ class Backend:
 
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
-        if self.max_num_tokens is not None and hasattr(self.module, "MAX_NUM_TOKENS"):
-            options["max_num_tokens"] = self.max_num_tokens
+        if self.capacity is not None:
+            options["max_num_tokens"] = self.capacity
         if self.reduce_in_node:
             options["reduce_in_node"] = True
         return options

@@ -117,6 +117,7 @@ def _check(window: Window, comm: Comm, capacity: int) -> None:
     for rank, held in enumerate(window.held):
         if held > capacity:
             raise CapacityExceeded(
-                f"rank {comm.members[rank]} has {held} rows, the windows hold T_max = {capacity} (layer {comm.layer}, "
-                f"step {comm.step}); raise --max-num-batched-tokens, or give it fewer rows a step"
+                f"rank {comm.members[rank]} has {held} rows, T_max is {capacity} (layer {comm.layer}, step "
+                f"{comm.step}): a window of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, "
+                "or send fewer rows"
             )

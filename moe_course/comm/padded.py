@@ -69,8 +69,9 @@ def exchange_padded(
     if heads[:, -1].any():
         full = int(heads[:, -1].argmax())
         raise CapacityExceeded(
-            f"rank {comm.members[full]} has {int(heads[full, -1])} rows, the segments hold T_max = {capacity} "
-            f"(layer {comm.layer}, step {comm.step}); raise --max-num-batched-tokens, or give it fewer rows a step"
+            f"rank {comm.members[full]} has {int(heads[full, -1])} rows, T_max is {capacity} (layer {comm.layer}, step "
+            f"{comm.step}): a segment of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, or "
+            "send fewer rows"
         )
     theirs = [block[_HEAD:] for block in blocks]
     here = [_part(theirs[source], sections, source, rank) for source in range(size)]

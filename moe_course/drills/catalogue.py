@@ -12,6 +12,7 @@ from pathlib import Path
 
 from moe_course.options import TINY
 
+_VENDOR = "--transport=vendor"
 _SHORT = ["--prompt=def add(a, b):", "--max-new-tokens=24"]
 _TP2_EP = ["--tensor-parallel-size=2", "--enable-expert-parallel"]
 _LOST_EXPERTS = range(16)
@@ -110,10 +111,10 @@ DRILLS = {
             "Backend dependency missing",
             "Most managers assert that their package is there when they are built (device_communicators/all2all.py); "
             "NIXL's does not, and fails later. There is no fallback on CUDA.",
-            "The backend deepep_high_throughput is asked for, on a machine without deep_ep.",
+            "The library of deepep_high_throughput is asked for, on a machine without deep_ep.",
             "Install the package on every node, or choose a backend that needs none.",
             2,
-            lambda folder: ["--world-size=2", *_SHORT, "--all2all-backend=deepep_high_throughput"],
+            lambda folder: ["--world-size=2", *_SHORT, "--all2all-backend=deepep_high_throughput", _VENDOR],
             ("deepep_high_throughput", "deep_ep", "not installed"),
         ),
         Drill(

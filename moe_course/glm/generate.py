@@ -35,6 +35,7 @@ class Timing:
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    prefill_passes: int = 1  # more when a prompt had to go in parts
     prefill_tokens: int = 0
     decode_tokens: int = 0
 
@@ -52,6 +53,7 @@ def generate(
     keep_logits: bool = False,
     on_token: Callable[[int, int], None] | None = None,
     on_pass: Callable[[int, torch.Tensor, list[tuple[int, int]]], None] | None = None,
+    on_decode: Callable[[], None] | None = None,
 ) -> tuple[list[Generation], Timing]:
     """Continue this rank's prompts by `max_new_tokens` tokens each. Every rank of the group must call it.
 
@@ -60,7 +62,11 @@ def generate(
         temperature: 0 is greedy; otherwise sampling, seeded by (seed, prompt index), the same for any rank count.
         stop_at_eos: end a prompt at `eos_token_id`; the group stops when all prompts have ended.
         on_token: called with (prompt index, token).
-        on_pass: called before each pass with (step, token ids `[T]` of the live rows, their (prompt, position)).
+        on_pass: called before each pass with (pass, token ids `[T]` of the live rows, their (prompt, position)).
+        on_decode: called once, when all prompts have gone through the model.
+
+    Where a backend has fixed places (`model.capacity`), long prompts go through in parts of at most as many rows, and
+    every rank makes as many passes as the one with the most.
 
     Returns:
         The generations in the order of `prompts`, and this rank's timing.
@@ -70,16 +76,24 @@ def generate(
     generators = {g.index: torch.Generator().manual_seed(seed * 1_000_003 + g.index) for g in generations}
     batch = _Batch(model, generations)
     timing, ended = Timing(), set()
+    logits = torch.empty(0, 0)
+    began, parts = time.perf_counter(), batch.parts(model.capacity, comm)
+    timing.prefill_passes = len(parts)
     for step in range(max_new_tokens):
-        if comm is not None:
-            comm.step = step
-        began = time.perf_counter()
-        logits, rows = batch.advance(step, ended, on_pass)  # [B, V]
-        spent = time.perf_counter() - began
         if step == 0:
-            timing.prefill_s, timing.prefill_tokens = spent, rows
+            for number, columns in enumerate(parts):
+                found, rows = batch.advance(number, comm, ended, on_pass, columns)  # [B, V]
+                logits = logits if columns is None else found
+                timing.prefill_tokens += rows
+            timing.prefill_s = time.perf_counter() - began
+            if on_decode:
+                on_decode()
         else:
-            timing.decode_s, timing.decode_tokens = timing.decode_s + spent, timing.decode_tokens + rows
+            began = time.perf_counter()
+            logits, rows = batch.advance(len(parts) - 1 + step, comm, ended, on_pass)
+            timing.decode_s, timing.decode_tokens = (
+                timing.decode_s + time.perf_counter() - began, timing.decode_tokens + rows
+            )  # fmt: skip
         chosen = []
         for g, row in zip(generations, logits, strict=True):
             if g.index in ended:
@@ -97,6 +111,7 @@ def generate(
         for group in (model.mode.split, model.mode.reduce):
             agree_on_tokens(chosen, group, model.device)
         if stop_at_eos and comm is not None:
+            comm.layer = -1  # outside the layers: not part of what they move
             going = torch.tensor([[len(generations) - len(ended)]], device=model.device)
             if int(comm.all_reduce(going)) == 0:
                 break
@@ -142,29 +157,59 @@ class _Batch:
             columns = torch.arange(self.longest, device=model.device)
             self.mask = (columns >= self.longest - lengths.unsqueeze(1)).long()  # [B, S], 0 on the left padding
 
-    def advance(self, step: int, ended: set[int], on_pass) -> tuple[torch.Tensor, int]:
-        """One pass: logits `[B, V]` of the last position, and the number of live rows."""
-        if not self.generations:
-            self._join_with_zero_rows(step, on_pass)
+    def parts(self, capacity: int | None, comm: Comm | None) -> list[slice | None]:
+        """Columns of the prompts for each pass, with at most `capacity` live rows; None: a pass with zero rows.
+
+        All ranks make the same number of passes, so all must call this.
+        """
+        if capacity is None:
+            return [slice(0, self.longest)] if self.generations else [None]
+        found: list[slice | None] = []
+        first = rows = 0
+        for column, live in enumerate(self.mask.sum(0).tolist() if self.generations else []):
+            if rows + live > capacity:
+                found.append(slice(first, column))
+                first, rows = column, 0
+            rows += live
+        if self.generations:
+            found.append(slice(first, self.longest))
+        comm.layer = -1
+        mine = torch.tensor([[len(found)]], device=self.model.device)
+        most = int(comm.all_gather_rows(torch.empty(1, 0, device=self.model.device), mine).metadata[0].max())
+        return found + [None] * (max(most, 1) - len(found))
+
+    def advance(
+        self, number: int, comm: Comm | None, ended: set[int], on_pass, columns: slice | None | str = "next"
+    ) -> tuple[torch.Tensor, int]:
+        """One pass: logits `[B, V]` of the last position, and the number of live rows.
+
+        Args:
+            columns: of the prompts, None for a pass without rows; "next" is the token that was chosen last.
+        """
+        if comm is not None:
+            comm.step = number
+        if not self.generations or columns is None:
+            self._join_with_zero_rows(number, on_pass)
             return torch.empty(0, 0), 0
-        device = self.model.device
-        if step == 0:
+        device, mask = self.model.device, self.mask
+        if columns != "next":
             padded = [[0] * (self.longest - len(g.prompt_tokens)) + g.prompt_tokens for g in self.generations]
-            input_ids, live = torch.tensor(padded, device=device), self.mask.bool()
+            mask = self.mask[:, : columns.stop]
+            input_ids, live = torch.tensor(padded, device=device)[:, columns], mask[:, columns].bool()
         else:
             input_ids = torch.tensor([[g.tokens[-1]] for g in self.generations], device=device)
             live = torch.tensor([[g.index not in ended] for g in self.generations], device=device)
-            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.generations), 1)], dim=1)
-        positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]  # [B, S]
+            mask = self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.generations), 1)], dim=1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]  # [B, S]
         for block in self.model.blocks:
             block.live = live.reshape(-1)
         if on_pass:
             prompts = torch.tensor([g.index for g in self.generations], device=device).unsqueeze(1).expand_as(live)
             places = zip(prompts[live].tolist(), positions[live].tolist(), strict=True)
-            on_pass(step, input_ids[live], list(places))
+            on_pass(number, input_ids[live], list(places))
         output = self.model.shell(
             input_ids=input_ids,
-            attention_mask=self.mask,
+            attention_mask=mask,
             position_ids=positions,
             cache=self.cache,
             use_cache=True,
@@ -172,10 +217,10 @@ class _Batch:
         )
         return output.logits[:, -1], int(live.sum())
 
-    def _join_with_zero_rows(self, step: int, on_pass) -> None:
+    def _join_with_zero_rows(self, number: int, on_pass) -> None:
         """The shell cannot run on zero rows, so its sparse layers are called in order without it."""
         if on_pass:
-            on_pass(step, torch.empty(0, dtype=torch.int64), [])
+            on_pass(number, torch.empty(0, dtype=torch.int64), [])
         for block in self.model.blocks:
             layer = block.layer
             layer(torch.empty(0, self.model.config.hidden_size, dtype=layer.w13.dtype, device=layer.w13.device))

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from moe_course.backends import BACKENDS
+from moe_course.backends.configure import Backend, configure
 from moe_course.backends.unprobed import unprobed
 from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
@@ -72,6 +73,7 @@ class LoadedModel:
     expert_bytes: int  # bytes of w13 and w2 held by this rank
     device: torch.device
     mode: Mode
+    capacity: int | None = None  # rows a rank may bring to one pass, where the backend has fixed places
 
 
 def load(
@@ -83,6 +85,7 @@ def load(
     device: torch.device | str = "cpu",
     stages: Stages | None = None,
     on_event: Callable[..., Any] | None = None,
+    backend: Backend | None = None,
     held: Placement | None = None,
     check: bool = True,
 ) -> LoadedModel:
@@ -93,6 +96,7 @@ def load(
         comm: all ranks of the plan; split here into the groups it needs, so every rank must call it.
         plan: modes, placement and backend.
         dtype: dtype of everything but the router, which stays in fp32.
+        backend: how rows travel, with its options; None: the plan's, without any.
         held, check: for drills. Read experts by another placement than the plan's; take a checkpoint with missing
             experts as it is, as vLLM does, and compute with whatever the memory holds.
 
@@ -112,9 +116,12 @@ def load(
     ignored = check_index(index, needed, config.num_hidden_layers)
 
     reader, mode = Reader(index), make_mode(plan, comm)
+    if backend is None:
+        name = plan.backend.name
+        backend = configure(name) if name in BACKENDS else unprobed(name)
     blocks = []
     for number in config.sparse_layers:
-        layer = _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held)
+        layer = _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held, backend)
         blocks.append(SparseBlock(layer))
         shell.model.layers[number].mlp = blocks[-1]
     tensors = {name: reader.read(name).to(device, dtype) for name in shell.state_dict()}
@@ -126,7 +133,8 @@ def load(
     outside = [tensor for block in blocks for tensor in _replicated(block.layer)]
     params = sum(tensor.numel() for tensor in [*tensors.values(), *experts, *outside])
     expert_bytes = sum(tensor.numel() * tensor.element_size() for tensor in experts)
-    return LoadedModel(shell, config, blocks, report, params, expert_bytes, device, mode)
+    capacity = getattr(backend, "capacity", None)
+    return LoadedModel(shell, config, blocks, report, params, expert_bytes, device, mode, capacity)
 
 
 def check_supported(config: MoEConfig, folder: Path) -> None:
@@ -175,7 +183,7 @@ def _check_same_reading(folder: Path, config: MoEConfig, shell: nn.Module) -> No
         )
 
 
-def _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held) -> MoELayer:
+def _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held, backend) -> MoELayer:
     prefix = f"model.layers.{number}.mlp"
     experts, shard = (held or plan.placement).experts_of(mode.ep_rank), (mode.moe_tp_rank, mode.moe_tp_size)
     w13, w2 = reader.read_experts(config, number, experts, dtype, shard)
@@ -188,7 +196,7 @@ def _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_ev
         config,
         plan.placement,
         mode.dispatch,
-        BACKENDS.get(plan.backend.name) or unprobed(plan.backend.name),
+        backend,
         mode=mode,
         gate_weight=reader.read(f"{prefix}.gate.weight").to(device, torch.float32),
         bias=None if bias is None else bias.to(device, torch.float32),

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from moe_course.backends.configure import Backend
 from moe_course.comm.base import Ledger
 from moe_course.errors import VerificationFailed
 from moe_course.guard.known_layer import KnownLayer
@@ -98,7 +99,7 @@ def _twin(layer: MoELayer, known: KnownLayer) -> MoELayer:
         config,
         layer.placement,
         mode.dispatch,
-        layer.backend,
+        layer.backend.exact() if isinstance(layer.backend, Backend) else layer.backend,  # quantised, no sum is known
         gate_weight=torch.zeros(config.n_routed_experts, known.hidden, device=device),
         bias=None if layer.bias is None else torch.zeros_like(layer.bias),
         w13=w13,

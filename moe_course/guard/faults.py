@@ -84,6 +84,7 @@ class Faults:
             device=job.device,
             stages=stages,
             on_event=chain(recorder, *self._mine),
+            backend=job.backend,
             held=held,
             check=checked,
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from moe_course.comm.ledger import Ledger
 from moe_course.experts import route_outputs
 from moe_course.layer import MoELayer
 
@@ -34,11 +35,12 @@ COLUMNS = (
 class Recorder:
     """Collects the routes of this rank's rows; with `values` also contributions and outputs.
 
-    Pass it as `on_event` to the model and `on_pass` to `generate`.
+    `slots` of False leaves out where rows lie in buffers, which may cost an exchange. Pass it as `on_event` to the
+    model and `on_pass` to `generate`.
     """
 
-    def __init__(self, values: bool = False):
-        self.values = values
+    def __init__(self, values: bool = False, slots: bool = True):
+        self.values, self.slots = values, slots
         self.token_ids = torch.empty(0, dtype=torch.int64)
         self.places: list[tuple[int, int]] = []
         self.passes: list[dict[str, Any]] = []  # one per (step, layer): ids and weights of this rank's live rows
@@ -63,11 +65,7 @@ class Recorder:
         ids, comm, mode = self._route["topk_ids"].cpu(), layer.comm, layer.mode
         own = mode.own_rows(len(self.token_ids))
         owner = mode.placement.owner[ids.long().clamp(min=0)]
-        slots = getattr(layer.backend, "slots", None) if layer.stages.dispatch is None else None
-        unknown = torch.full(ids.shape, -1)
-        send_row, receive_row = (
-            slots(ids, dispatched, comm=comm, placement=mode.placement) if slots else (unknown, unknown)
-        )
+        send_row, receive_row, via_rank = self._places(ids, layer, dispatched)
         self.passes.append(
             {
                 "step": comm.step,
@@ -82,6 +80,7 @@ class Recorder:
                 "local": layer.placement.local,
                 "send_row": send_row,
                 "receive_row": receive_row,
+                "via_rank": via_rank,
             }
         )
         if self.values:  # the experts return sums; compute the single contributions once more, the same bits
@@ -98,6 +97,22 @@ class Recorder:
                     "values": outputs.float().cpu(),
                 }
             )
+
+    def _places(self, ids: torch.Tensor, layer: MoELayer, dispatched) -> list[torch.Tensor]:
+        """`send_row`, `receive_row` and `via_rank` `[T, K]`, -1 where they are not known. May be an exchange."""
+        unknown, comm = torch.full(ids.shape, -1), layer.comm
+        slots = getattr(layer.backend, "slots", None) if layer.stages.dispatch is None and self.slots else None
+        if slots is None:
+            return [unknown] * 3
+        ledger, comm.ledger = comm.ledger, Ledger()  # what the trace costs is not part of the run
+        try:
+            found = slots(ids, dispatched, comm=comm, placement=layer.mode.placement)
+        finally:
+            comm.ledger = ledger
+        if len(found) == 3:
+            members = torch.tensor(comm.members)
+            found = *found[:2], torch.where(found[2] >= 0, members[found[2].clamp(min=0)], -1)
+        return [*found, unknown][:3]
 
     def routed(self) -> dict[tuple[int, int], dict[int, torch.Tensor]]:
         """(prompt, layer) -> position -> sorted expert ids `[K]`, of the rows this rank took through the layers."""
@@ -126,6 +141,6 @@ class Recorder:
             parts["local_expert"].append(entry["local"][experts].long())
             parts["send_row"].append(entry["send_row"][rows, ks])
             parts["receive_row"].append(entry["receive_row"][rows, ks])
-            parts["via_rank"].append(torch.full_like(rows, -1))
+            parts["via_rank"].append(entry["via_rank"][rows, ks])
         empty = {name: torch.empty(0, dtype=torch.int64) for name in COLUMNS} | {"weight": torch.empty(0)}
         return {name: torch.cat(parts[name]) if parts[name] else empty[name] for name in COLUMNS}

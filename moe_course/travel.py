@@ -1,0 +1,89 @@
+"""How rows travel in a run: the backend with its options, and who carries them, with the reason.
+
+Worked out before anything starts, by the launcher and again by every rank. Built in: notebook 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moe_course import quant
+from moe_course.backends.capabilities import current_name
+from moe_course.backends.configure import Backend, configure
+from moe_course.backends.support import pick_transport
+from moe_course.backends.traffic import RowBytes
+from moe_course.combine import accumulator
+from moe_course.errors import BackendUnavailable, ConfigError
+from moe_course.options import RunOptions
+from moe_course.parallel import Plan
+
+
+@dataclass(frozen=True)
+class Travel:
+    """What `travel` decided.
+
+    Attributes:
+        backend: how rows travel.
+        transport: who carries them; reason: why that one.
+        sizes: bytes of a row on its way.
+        exact: are the same bits promised as without rows travelling? Not with quantised or narrower rows, nor when
+            sums are added up in another order.
+    """
+
+    backend: Backend
+    transport: str
+    reason: str
+    sizes: RowBytes
+    exact: bool
+
+
+def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype, one_host: bool) -> Travel:
+    """Decide it.
+
+    Raises:
+        BackendUnavailable: a transport that does not carry these rows, or a backend that does not take a format.
+        ConfigError: options of another backend, or more prompts on a rank than its fixed places hold.
+    """
+    transport, reason = pick_transport(options.transport, plan.backend.name, device_type, one_host)
+    fmt = None if options.dispatch_quant == "none" else options.dispatch_quant
+    name = plan.backend.name if plan.backend.name == "no_dp_ep" else current_name(plan.parallel.all2all_backend)
+    if not plan.moe.use_all2all and plan.dispatch_group is not None:
+        name = "allgather_reducescatter"  # expert parallelism is off
+    before = fmt is None or quant.when(name, fmt) == "before"
+    hidden = plan.config.hidden_size
+    if fmt is not None:
+        quant.scales_per_row(fmt, hidden)  # refuses a width that does not fit
+    if options.reduce_in_node and plan.backend.name != "two_hop":
+        raise ConfigError(
+            f"--reduce-in-node belongs to two_hop (or deepep_v2), the backend is {plan.backend.name}; leave it out"
+        )
+    narrow = None if options.combine_dtype == "auto" else getattr(torch, options.combine_dtype)
+    backend = configure(
+        plan.backend.name,
+        max_num_tokens=options.max_num_batched_tokens,
+        reduce_in_node=options.reduce_in_node,
+        format=fmt,
+        before=before,
+        combine_dtype=narrow,
+    )
+    _check_decode(options, plan, backend)
+    sizes = RowBytes(
+        dispatch=quant.row_bytes(fmt, hidden) if fmt and before else hidden * dtype.itemsize,
+        partial=hidden * (narrow or accumulator(dtype)).itemsize,
+        contribution=hidden * (narrow or dtype).itemsize,
+    )
+    exact = fmt is None and narrow in (None, accumulator(dtype))
+    return Travel(backend, transport, reason, sizes, exact)
+
+
+def _check_decode(options: RunOptions, plan: Plan, backend: Backend) -> None:
+    """Each prompt brings a row to every step, and those of a rank come together."""
+    dp = plan.parallel.data_parallel_size
+    most = -(-len(options.prompts) // dp)
+    if backend.capacity is not None and most > backend.capacity:
+        raise BackendUnavailable(
+            f"{most} prompts on one data-parallel rank bring {most} rows to a step, and T_max of {plan.backend.name} "
+            f"is {backend.capacity}; raise --max-num-batched-tokens to {most}, or use more data-parallel ranks"
+        )
