@@ -73,6 +73,34 @@ def headers(
     return 0
 
 
+@bench.command()
+def transports(
+    rounds: Annotated[int, typer.Option(help="Blocks of exchanges for each way.")] = 10,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+) -> int:
+    """How long an all-to-all takes over gloo and over shared memory, by size; 2 and 4 ranks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    figures = _measure(console, "moe_course.bench.transport_ranks", rounds)
+    table = Table(title=f"all-to-all, least / median of {rounds} rounds in turns", title_justify="left")
+    for name in ("ranks", "part", "a rank sends", "gloo, us", "shm, us", "times", "shm, copied, us", "times"):
+        table.add_column(name, justify="right")
+    for one in figures:
+        found = {way: (min(seconds), median(seconds)) for way, seconds in one["times"].items()}
+        cells = [f"{1e6 * least:.0f} / {1e6 * middle:.0f}" for least, middle in found.values()]
+        faster = [
+            " / ".join(f"{there / here:.1f}" for there, here in zip(found["gloo"], found[way], strict=True))
+            for way in ("shm", "shm, copied")
+        ]
+        sent = f"{one['bytes'] >> 10} KB"
+        table.add_row(str(one["ranks"]), one["part"], sent, cells[0], cells[1], faster[0], cells[2], faster[1])
+    console.print(table)
+    _store(json_file, "transports", rounds, figures)
+    return 0
+
+
 def _measure(console, module: str, rounds: int) -> list[dict]:
     """Events of a rank program, run with 2 and with 4 ranks. Raises RankLost when it fails."""
     found = []
