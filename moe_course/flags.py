@@ -16,6 +16,8 @@ class ParallelConfig:
     """vLLM's parallel flags. Sizes are numbers of ranks.
 
     `sequence_parallel_moe` of None means: as vLLM derives it (it has no such flag); False turns it off.
+    `ranks_per_node` says which EP ranks share a host: one number for all hosts (the last has the remainder), a number
+    for each host, or 0 for one host.
     `external_data_parallel_size` counts copies of the whole deployment that share nothing but the rank numbers.
     """
 
@@ -28,6 +30,7 @@ class ParallelConfig:
     expert_placement_strategy: str = "linear"
     external_data_parallel_size: int = 1
     sequence_parallel_moe: bool | None = None
+    ranks_per_node: int | tuple[int, ...] = 0
 
     def __post_init__(self) -> None:
         for name in ("tensor", "data", "prefill_context", "pipeline", "external_data"):
@@ -53,9 +56,10 @@ class ParallelConfig:
     @property
     def use_sequence_parallel_moe(self) -> bool:
         """Does each TP rank take a slice of the rows around a sparse layer? (vLLM's property of this name.)"""
-        from moe_course.backends.select import OLD_NAMES, SEQUENCE_PARALLEL_BACKENDS  # its package imports torch
+        from moe_course.backends.capabilities import current_name  # its package imports torch
+        from moe_course.backends.select import SEQUENCE_PARALLEL_BACKENDS
 
-        backend = OLD_NAMES.get(self.all2all_backend, self.all2all_backend)  # replaced before anything is derived
+        backend = current_name(self.all2all_backend)
         derived = (
             self.enable_expert_parallel
             and self.tensor_parallel_size > 1
@@ -92,6 +96,7 @@ def parallel_config(
     all2all_backend: str = "allgather_reducescatter",
     expert_placement_strategy: str = "linear",
     sequence_parallel_moe: bool | None = None,
+    ranks_per_node: int | tuple[int, ...] = 0,
     default_world_size: int | None = None,
 ) -> ParallelConfig:
     """Fill in what the flags leave open. None is a flag that was not given.
@@ -136,6 +141,7 @@ def parallel_config(
         expert_placement_strategy=expert_placement_strategy,
         external_data_parallel_size=external_data_parallel_size,
         sequence_parallel_moe=sequence_parallel_moe,
+        ranks_per_node=ranks_per_node,
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from moe_course.backends.capabilities import SHAPES, current_name
 from moe_course.backends.select import Selection, select
+from moe_course.backends.support import check_support
 from moe_course.config import MoEConfig
 from moe_course.errors import BackendUnavailable, ConfigError, MoECourseError
 from moe_course.expert_map import Placement, resolve_placement
@@ -55,7 +57,8 @@ class Plan:
     """All that the ranks must agree on before the first row moves.
 
     Attributes:
-        dispatch_group: kind of group in which rows travel ("ep", "dp" or "pcp"), None when none do.
+        dispatch_group: kind of group in which rows travel, None when none do. Rows that go to the owners of their
+            experts travel over "ep"; all-gather needs only the ranks that lack them, "dp" or "pcp".
         reduce_group: kind of group over which partial sums of shared rows are added afterwards ("tp"), or None.
         split_group: kind of group over which a rank's rows are split before the layer and gathered after it.
         sequence_parallel: is that split the sequence-parallel one, over TP ranks?
@@ -77,6 +80,13 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.parallel.world_size
+
+    @property
+    def shape(self) -> str:
+        """The module whose traffic this plan has, also where a library was asked for and refused."""
+        if self.dispatch_group is None:
+            return "no_dp_ep"
+        return self.backend.shape if self.moe.use_all2all else "allgather_reducescatter"
 
     @cached_property
     def groups(self) -> dict[str, list[list[int]]]:
@@ -130,6 +140,7 @@ class Plan:
             "expert_placement_strategy": parallel.expert_placement_strategy,
             "placement": placement.strategy,
             "placement_reason": placement.reason,
+            "nodes": [len(node) for node in placement.nodes],
             "experts_per_rank": [placement.num_local(rank) for rank in range(self.moe.ep_size)],
             "notes": list(self.notes),
             "refused": [str(error) for error in self.refusals],
@@ -148,11 +159,13 @@ def moe_parallel(
     return MoEParallel(flat, 1, False, False)
 
 
-def make_plan(parallel: ParallelConfig, config: MoEConfig, *, strict: bool = True) -> Plan:
+def make_plan(parallel: ParallelConfig, config: MoEConfig, *, strict: bool = True, transport: str = "auto") -> Plan:
     """Decide everything from the flags and the model.
 
     Args:
         strict: raise the first refusal. False returns a plan to look at, with its refusals in it.
+        transport: value of `--transport`: one that cannot carry the backend's rows is refused, and so is "vendor"
+            without a library to call.
 
     Raises:
         ConfigError, BackendUnavailable: flags that contradict each other, the model, or this machine.
@@ -171,29 +184,36 @@ def make_plan(parallel: ParallelConfig, config: MoEConfig, *, strict: bool = Tru
             dp=dp,
             pcp=pcp,
             sequence_parallel=sequence_parallel,
+            transport=transport,
+            num_experts=config.n_routed_experts,
+            ep_size=moe.ep_size,
+            hidden_size=config.hidden_size,
         )
+        check_support(backend.shape, transport)
     except BackendUnavailable as error:
         refusals.append(error)
-        backend = Selection(parallel.all2all_backend, str(error))
+        backend = Selection(current_name(parallel.all2all_backend), parallel.all2all_backend, str(error))
     if strict and refusals:
         raise refusals[0]
-    travels = dp > 1 or pcp > 1 or sequence_parallel
     placement = resolve_placement(
         parallel.expert_placement_strategy,
         ep_size=moe.ep_size,
         num_experts=config.n_routed_experts,
         n_group=config.n_group,
         use_all2all=moe.use_all2all,
-        backend=backend.name,
+        backend=backend.backend,
+        ranks_per_node=parallel.ranks_per_node if moe.use_ep else 0,
     )
+    travels = dp > 1 or pcp > 1 or sequence_parallel
+    over_ep = moe.use_all2all and backend.shape in SHAPES and SHAPES[backend.shape].over_ep
     plan = Plan(
         parallel,
         config,
         moe,
         placement,
         backend,
-        dispatch_group=("ep" if sequence_parallel else "dp" if dp > 1 else "pcp") if travels else None,
-        reduce_group="tp" if tp > 1 and not sequence_parallel else None,
+        dispatch_group=("ep" if sequence_parallel or over_ep else "dp" if dp > 1 else "pcp") if travels else None,
+        reduce_group="tp" if tp > 1 and not (sequence_parallel or over_ep) else None,
         split_group="tp" if sequence_parallel else "pcp" if pcp > 1 else None,
         sequence_parallel=sequence_parallel,
         refusals=tuple(refusals),

@@ -20,7 +20,7 @@ from moe_course.flags import ParallelConfig, parallel_config
 from moe_course.options import DEFAULT_RANKS, TINY
 from moe_course.planner.document import SCHEMA, dumps, plan_json
 from moe_course.result import write_text
-from moe_course.run_cli import Strategy
+from moe_course.run_flags import Strategy, Transport
 
 if TYPE_CHECKING:
     from moe_course.parallel import Plan
@@ -75,8 +75,11 @@ def plan(
     ] = None,
     all2all_backend: Annotated[
         str,
-        typer.Option(help="How rows travel, by vLLM's names; one that needs a library is shown, then refused."),
+        typer.Option(help="How rows travel, by vLLM's names; all_to_all and two_hop are not in vLLM."),
     ] = ParallelConfig.all2all_backend,
+    transport: Annotated[
+        Transport, typer.Option(help="Who is to carry the rows; vendor asks for the library itself.")
+    ] = Transport.auto,
     expert_placement_strategy: Annotated[
         Strategy, typer.Option(help="Which rank owns which expert.")
     ] = Strategy.linear,
@@ -117,7 +120,7 @@ def plan(
         if max_num_batched_tokens < 1:
             raise ConfigError(f"--max-num-batched-tokens is {max_num_batched_tokens}, needs to be at least 1")
         config = read_model(model)
-        found = _make(parallel, config)
+        found = _make(parallel, config, transport.value)
     except MoECourseError as error:
         if json_file is not None:
             with contextlib.suppress(MoECourseError):  # the first error is the one to report
@@ -143,14 +146,14 @@ def read_model(name: str) -> MoEConfig:
     return MoEConfig.from_json(known) if known.is_file() else MoEConfig.from_pretrained(known)
 
 
-def _make(parallel: ParallelConfig, config: MoEConfig) -> Plan:
+def _make(parallel: ParallelConfig, config: MoEConfig, transport: str) -> Plan:
     """The plan, also one that cannot run. Raises MoECourseError when there is nothing to show."""
-    from moe_course.backends.select import AVAILABLE, VENDOR_PACKAGES
+    from moe_course.backends.select import AVAILABLE
     from moe_course.errors import BackendUnavailable
     from moe_course.parallel import make_plan
 
-    found = make_plan(parallel, config, strict=False)
-    if parallel.all2all_backend not in (*AVAILABLE, *VENDOR_PACKAGES):  # no backend of vLLM's or ours: a bad value
+    found = make_plan(parallel, config, strict=False, transport=transport)
+    if parallel.all2all_backend not in AVAILABLE:  # no backend of vLLM's or ours: a bad value
         raise next(error for error in found.refusals if isinstance(error, BackendUnavailable))
     return found
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moe_course.backends.capabilities import KNOWN_BACKENDS
 from moe_course.layout import AXES, stage_layers
 from moe_course.planner import explain_rows
 from moe_course.planner.spans import spans
@@ -56,10 +57,11 @@ def _steps(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "sequence parallel", explain_rows.sequence_parallel(plan), SEQUENCE
     yield "dispatch", explain_rows.dispatch(plan), ALL2ALL
     if plan.dispatch_group:
-        pcp_alone = plan.dispatch_group == "pcp" and not plan.moe.use_ep
-        yield "group", explain_rows.group(plan), PCP_GATHER if pcp_alone else GATHER
+        yield "group", explain_rows.group(plan), _mover(plan)
     yield "manager", explain_rows.manager(plan), MANAGER
     yield "backend", explain_rows.backend(plan), BACKEND
+    if plan.backend.backend in KNOWN_BACKENDS and plan.moe.use_all2all:
+        yield "upstream", explain_rows.upstream(plan), KNOWN_BACKENDS[plan.backend.backend].source
     yield "placement", placement(plan), PLACEMENT
     yield "sum", explain_rows.sums(plan), SUM
     yield "shared expert", explain_rows.shared_expert(plan), SHARED
@@ -68,6 +70,16 @@ def _steps(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "copies", copies(plan), GROUPS
     if parallel.data_parallel_size > 1 and parallel.prefill_context_parallel_size > 1:
         yield "DP with PCP", dp_with_pcp(plan), REFUSED
+
+
+def _mover(plan: Plan) -> str:
+    """Who moves the rows upstream."""
+    if plan.dispatch_group == "pcp" and not plan.moe.use_ep:
+        return PCP_GATHER
+    known = KNOWN_BACKENDS.get(plan.backend.backend)
+    if known is None or known.package is None and known.in_vllm or not plan.moe.use_all2all:
+        return GATHER
+    return known.source
 
 
 def layout(plan: Plan) -> str:

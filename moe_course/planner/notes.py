@@ -34,8 +34,10 @@ def find_refusals(parallel: ParallelConfig, config: MoEConfig, moe: MoEParallel)
 
 def find_notes(plan: Plan) -> list[str]:
     """What a reader of the plan should know and would not guess."""
+    from moe_course.backends.capabilities import KNOWN_BACKENDS, upstream_hidden_size
+
     parallel, moe, experts = plan.parallel, plan.moe, plan.config.n_routed_experts
-    notes = []
+    tp, notes = parallel.tensor_parallel_size, []
     if parallel.enable_expert_parallel and not moe.use_ep:
         notes.append(
             "expert parallelism is on and changes nothing: dp * pcp * tp = 1, so there is nobody to share with"
@@ -45,20 +47,40 @@ def find_notes(plan: Plan) -> list[str]:
             f"{parallel.pipeline_parallel_size} pipeline stages for {plan.config.num_hidden_layers} layers: "
             f"{parallel.pipeline_parallel_size - plan.config.num_hidden_layers} without any"
         )
+    known = KNOWN_BACKENDS.get(plan.backend.backend)
     if experts % moe.ep_size:
-        notes.append(
-            f"{experts} experts on {moe.ep_size} ranks: fine here and on vLLM's all-gather path; "
-            f"upstream's other backends and EPLB need E % R = 0"
+        used = known is not None and moe.use_all2all and not known.uneven_experts
+        upstream = (
+            f"; upstream needs E % R = 0 here, as {plan.backend.backend} finds an expert's rank by division"
+            if used
+            else " and on vLLM's all-gather path; upstream's other backends and EPLB need E % R = 0"
         )
+        notes.append(f"{experts} experts on {moe.ep_size} ranks: fine here{upstream}")
     if plan.placement.strategy != parallel.expert_placement_strategy:
         notes.append(plan.placement.reason)
     if plan.backend.warning:
         notes.append(plan.backend.warning)
+    if known is not None and not known.in_vllm:
+        notes.append(f"{plan.backend.backend} is not in vLLM: a value of --all2all-backend here only")
+    if known is not None and moe.use_all2all:
+        try:
+            upstream_hidden_size(plan.backend.backend, plan.config.hidden_size)
+        except ConfigError as error:
+            notes.append(f"fine here; {error}")
+    if moe.use_all2all and plan.dispatch_group == "ep" and tp > 1 and not plan.sequence_parallel:
+        why = (
+            ""
+            if known is None or known.sequence_parallel
+            else f" (vLLM does not slice rows for {plan.backend.backend})"
+        )
+        notes.append(
+            f"every row is held by {tp} TP ranks, and each sends it over the EP group{why}: the result is right, and "
+            f"every route is computed {tp} times"
+        )
     if moe.use_ep and plan.dispatch_group in ("dp", "pcp") and plan.reduce_group:
         notes.append(
-            f"every row is held by {parallel.tensor_parallel_size} TP ranks: rows are gathered in each "
-            f"{plan.dispatch_group.upper()} group, so no route is computed twice; a backend that dispatches over the "
-            f"EP group would send each of them {parallel.tensor_parallel_size} times"
+            f"every row is held by {tp} TP ranks: rows are gathered in each {plan.dispatch_group.upper()} group, so no "
+            f"route is computed twice; a backend that dispatches over the EP group would send each of them {tp} times"
         )
     if parallel.pipeline_parallel_size > 1 and plan.sequence_parallel:
         notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from moe_course.backends.capabilities import SHAPES
 from moe_course.cost.memory import RankMemory, model_bytes
 from moe_course.errors import BackendUnavailable
 from moe_course.layout import AXES
@@ -72,11 +73,14 @@ def _dispatch(plan: Plan) -> str:
 def _backend(plan: Plan) -> str:
     if any(isinstance(error, BackendUnavailable) for error in plan.refusals):
         return f"{plan.backend.name}, which is not run here"
-    return f"{plan.backend.name}, because {plan.backend.reason}"
+    stands = plan.moe.use_all2all and plan.backend.name != plan.backend.backend
+    name = f"{plan.backend.name}, the shape of {plan.backend.backend}" if stands else plan.backend.name
+    return f"{name}, because {plan.backend.reason}"
 
 
 def _sum(plan: Plan) -> str:
-    back = f"reduce-scatter over {plan.dispatch_group.upper()}" if plan.dispatch_group else ""
+    word = "combine" if plan.shape in SHAPES and SHAPES[plan.shape].over_ep else "reduce-scatter"
+    back = f"{word} over {plan.dispatch_group.upper()}" if plan.dispatch_group else ""
     due = f"all-reduce of partial sums over {plan.reduce_group.upper()}" if plan.reduce_group else ""
     gathered = f"finished rows gathered over {plan.split_group.upper()}" if plan.split_group else ""
     return ", then ".join(part for part in (back, due, gathered) if part) or "complete on each rank, nothing to add"
@@ -109,8 +113,9 @@ def _memory(plan: Plan, memories: list[RankMemory], dtype: str, max_num_batched_
         lines.append(f"shared expert {size(most.shared)} per rank; vLLM, which cuts it over TP, {cut}")
     if most.buffers is None:
         return [*lines, f"buffers of {plan.backend.name} are not counted here"]
-    buffers = _range([memory.buffers for memory in memories])
-    return [*lines, f"{buffers} of buffers per rank, for {max_num_batched_tokens} tokens an engine"]
+    buffers, shape = _range([memory.buffers for memory in memories]), SHAPES[plan.shape]
+    kind = ", whatever the router says" if shape.fixed else ", at most" if shape.over_ep else ""
+    return [*lines, f"{buffers} of buffers per rank{kind}, for {max_num_batched_tokens} tokens an engine"]
 
 
 def size(amount: int | None) -> str:

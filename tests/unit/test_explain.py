@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_course.backends.capabilities import KNOWN_BACKENDS, SHAPES
+from moe_course.backends.select import AVAILABLE
 from moe_course.config import GLM_5_1, MoEConfig
 from moe_course.parallel import ParallelConfig, Plan, make_plan
 from moe_course.planner.explain import explain
@@ -40,14 +42,24 @@ def check_explained(made: Plan, texts: dict[str, str]) -> None:
     if made.dispatch_group:
         size = len(made.groups[made.dispatch_group][0])
         assert f"in {made.dispatch_group.upper()} groups of {size}," in texts["group"], "group of rows"
-        assert f"reduce-scatter over {made.dispatch_group.upper()} " in texts["sum"], "way home"
+        home = "Over EP " if SHAPES[made.shape].over_ep else f"reduce-scatter over {made.dispatch_group.upper()} "
+        assert home in texts["sum"], "way home"
+        assert SHAPES[made.shape].formula in texts["group"], "rows a token"
     assert ("One all-reduce over TP" in texts["sum"]) == (made.reduce_group == "tp"), "who adds"
     assert ("PCP ranks then gather" in texts["sum"]) == (made.split_group == "pcp"), "who gathers"
     assert made.backend.reason in texts["backend"], "backend"
     assert (made.backend.warning or "") in texts["backend"], "old name"
-    replaced = made.backend.name != parallel.all2all_backend
-    assert ("was asked for" in texts["backend"]) == replaced, "another backend than asked for"
-    assert parallel.all2all_backend in texts["backend"], "backend asked for"
+    asked, runs = parallel.all2all_backend, made.backend.name
+    stands = moe.use_all2all and made.backend.warning is None and runs != asked
+    assert (f"{runs}, as asked" in texts["backend"]) == (runs == asked), "as asked"
+    assert (f"{runs}, which stands for {asked}: " in texts["backend"]) == stands, "shape of a library"
+    replaced = runs != asked and not stands
+    assert (f"{runs}, where {asked} was asked for" in texts["backend"]) == replaced, "another backend than asked for"
+    assert ("upstream" in texts) == moe.use_all2all, "what vLLM has"
+    if moe.use_all2all:
+        applies = {"experts": "Experts apply", "source": "The source applies", "combine": "Combine applies"}
+        who = KNOWN_BACKENDS[made.backend.backend].weights_applied_by
+        assert [text for key, text in applies.items() if text in texts["upstream"]] == [applies[who]], "weights"
     if moe.use_ep:
         assert texts["placement"].startswith(f"{made.placement.strategy}, {made.placement.reason}"), "placement"
     repeated = parallel.tensor_parallel_size > 1 and not made.sequence_parallel
@@ -62,6 +74,7 @@ def check_explained(made: Plan, texts: dict[str, str]) -> None:
     assert f"{made.world_size} ranks" in texts["layout"] or made.world_size == 1
 
 
+DEFAULT = "allgather_reducescatter"
 PLANS = [
     {},
     {"tensor_parallel_size": 4},
@@ -78,7 +91,11 @@ PLANS = [
     {"data_parallel_size": 4, "pipeline_parallel_size": 2},
     {"data_parallel_size": 4, "external_data_parallel_size": 2},
     {"data_parallel_size": 4, "all2all_backend": "pplx"},
-    {"data_parallel_size": 4, "all2all_backend": "deepep_v2"},
+    *({"data_parallel_size": 4, "all2all_backend": name} for name in KNOWN_BACKENDS if name != DEFAULT),
+    {"tensor_parallel_size": 2, "data_parallel_size": 4, "all2all_backend": "deepep_v2"},
+    {"tensor_parallel_size": 2, "data_parallel_size": 4, "all2all_backend": "nixl_ep"},
+    {"tensor_parallel_size": 2, "prefill_context_parallel_size": 4, "all2all_backend": "deepep_high_throughput"},
+    {"data_parallel_size": 4, "all2all_backend": "nixl_ep", "enable_expert_parallel": False},
     {"data_parallel_size": 4, "expert_placement_strategy": "round_robin"},
 ]
 
@@ -115,7 +132,7 @@ def test_words_of_another_plan_are_caught():
         pipeline_parallel_size=st.integers(1, 6),
         external_data_parallel_size=st.integers(1, 2),
         enable_expert_parallel=st.booleans(),
-        all2all_backend=st.sampled_from(["allgather_reducescatter", "naive", "deepep_v2", "nixl_ep"]),
+        all2all_backend=st.sampled_from(AVAILABLE),
         expert_placement_strategy=st.sampled_from(["linear", "round_robin"]),
         sequence_parallel_moe=st.sampled_from([None, False]),
     )
@@ -171,9 +188,59 @@ def test_why_a_gather_is_not_over_the_ep_group():
     texts = said(plan(tensor_parallel_size=2, data_parallel_size=4, sequence_parallel_moe=False))
     assert "in DP groups of 4, for example 0,2,4,6. Not in the EP group" in texts["group"]
     library = plan(tensor_parallel_size=2, data_parallel_size=4, all2all_backend="deepep_v2")
-    assert "deepep_v2 would send over the EP group" in said(library)["group"]
-    sliced = replace(library.parallel, enable_expert_parallel=False)
-    assert "deepep_v2" not in said(make_plan(sliced, GLM_5_1, strict=False))["group"]
+    assert "in EP groups of 8" in said(library)["group"]
+    assert "The 2 TP ranks hold the same rows, and each sends them" in said(library)["group"]
+    sliced = make_plan(replace(library.parallel, enable_expert_parallel=False), GLM_5_1)
+    assert "in DP groups of 4" in said(sliced)["group"] and "deepep_v2" not in said(sliced)["group"]
+    assert "So vLLM makes the one of deepep_v2, and needs its library" in said(sliced)["manager"]
+
+
+def test_a_library_that_was_asked_for_and_is_missing():
+    """The plan says what is missing, and shows how the shape that stands for it moves the rows."""
+    flags = ParallelConfig(data_parallel_size=4, all2all_backend="nixl_ep")
+    texts = said(make_plan(flags, GLM_5_1, strict=False, transport="vendor"))
+    assert "needs the package nixl_ep" in texts["backend"]
+    assert texts["backend"].endswith("The other steps show how low_latency moves rows in its place.")
+    assert "segments of fixed size" in texts["group"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "says"),
+    [  # GLM-5.1, from a separate calculation; two hops with 8 ranks a node
+        ("allgather_reducescatter", 8, "That is R - 1 = 7 rows a token."),
+        ("all_to_all", 8, "K * (1 - 1/R): 7.00 rows a token on average."),
+        ("nixl_ep", 16, "K * (1 - 1/R): 7.50 rows a token on average."),
+        ("mori_low_latency", 8, "4.63 rows a token on average."),
+        ("flashinfer_nvlink_one_sided", 64, "7.56 rows a token on average."),
+        ("deepep_v2", 8, "With N = 1 nodes, E = 256, K = 8"),
+        ("deepep_v2", 8, "0.00 rows a token on average, and 4.63 inside nodes."),
+        ("deepep_v2", 16, "With N = 2 nodes, E = 256, K = 8"),
+        ("two_hop", 32, "2.71 rows a token on average"),
+    ],
+)
+def test_how_many_rows_a_token_sends(backend, ranks, says):
+    made = plan(data_parallel_size=ranks, all2all_backend=backend)
+    made = replace(made, placement=replace(made.placement, ranks_per_node=8))
+    assert says in said(made)["group"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "hidden", "says"),
+    [
+        ({"all2all_backend": "deepep_low_latency"}, 2880, "rows of H = 2880 are padded to 3072"),
+        ({"all2all_backend": "deepep_low_latency"}, 8193, "hidden_size 8193 is too large for deepep_low_latency"),
+        (
+            {"all2all_backend": "deepep_high_throughput"},
+            6144,
+            "combine takes bfloat16 only; E % R = 0 is needed; no CUDA",
+        ),
+        ({"all2all_backend": "two_hop"}, 6144, "vLLM has no backend two_hop; rows go the way of deepep_v2."),
+        ({"all2all_backend": "all_to_all"}, 6144, "it is what plain all-to-all code does. The source applies"),
+    ],
+    ids=str,
+)
+def test_what_upstream_does_differently(flags, hidden, says):
+    assert says in said(plan(replace(GLM_5_1, hidden_size=hidden), data_parallel_size=4, **flags))["upstream"]
 
 
 def test_why_a_placement_fell_back():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_course.backends import allgather_reducescatter
+from moe_course.backends import BACKENDS
+from moe_course.backends.capabilities import SHAPES
+from moe_course.backends.two_hop import forwarders
 from moe_course.comm.sim import run_threads
 from moe_course.config import GLM_5_1, MoEConfig
 from moe_course.cost.memory import expert_bytes, model_bytes, rank_memory, rows_gathered, shared_bytes
+from moe_course.expert_map import determine_expert_map
+from moe_course.experts import local_experts
 from moe_course.modes import make_mode
 from moe_course.options import TINY
 from moe_course.parallel import ParallelConfig, make_plan
@@ -150,39 +154,142 @@ def test_dtypes(dtype, row, partial):
     assert memory.partial_sums == 20 * 6144 * partial
 
 
-def received(comm, made, tokens: int) -> tuple[int, int, int, int]:
-    """Rows, their bytes, bytes of their routes and of partial sums on one rank, of a real exchange."""
-    mode = make_mode(made, comm)
+@dataclass(frozen=True)
+class Held:
+    """What one rank of a real exchange held: rows of the experts' input, bytes of rows, routes and results."""
+
+    rows: int
+    row_bytes: int
+    route_bytes: int
+    result_bytes: int
+
+
+def worst_ids(config: MoEConfig, tokens: int, aim: int, placement) -> torch.Tensor:
+    """Every row of every rank has as many experts as it can on EP rank `aim`."""
+    mine = placement.experts_of(aim)
+    others = [expert for expert in range(config.n_routed_experts) if expert not in mine]
+    return torch.tensor([(mine + others)[: config.num_experts_per_tok]] * tokens, dtype=torch.int32).view(tokens, -1)
+
+
+def held(comm, made, tokens: int) -> Held:
+    mode, backend = make_mode(made, comm), BACKENDS[made.shape]
     rows = torch.zeros(tokens, made.config.hidden_size)[mode.own_rows(tokens)]
-    weights = torch.zeros(len(rows), made.config.num_experts_per_tok)
-    ids = weights.to(torch.int32)
-    found = allgather_reducescatter.dispatch(rows, weights, ids, comm=mode.dispatch, placement=mode.placement)
-    routes = found.topk_weights.nbytes + found.topk_ids.nbytes
-    partial = torch.zeros_like(found.hidden_states)
-    allgather_reducescatter.combine(partial, found, comm=mode.dispatch)
-    return len(found.hidden_states), found.hidden_states.nbytes, routes, partial.nbytes
+    ids = worst_ids(made.config, len(rows), made.moe.ep_size - 1, made.placement)
+    fixed = {"max_num_tokens": tokens} if SHAPES[made.shape].fixed else {}
+    found = backend.dispatch(rows, torch.ones(ids.shape), ids, comm=mode.dispatch, placement=mode.placement, **fixed)
+    hidden, inter = made.config.hidden_size, made.config.moe_intermediate_size // mode.moe_tp_size
+    num_local = len(made.rank(comm.rank).experts)
+    w13, w2 = torch.zeros(num_local, 2 * inter, hidden), torch.zeros(num_local, hidden, inter)
+    _, expert_map = determine_expert_map(mode.ep_size, mode.ep_rank, made.config.n_routed_experts)
+    results = local_experts(found, w13, w2, expert_map)
+    backend.combine(results, found, comm=mode.dispatch)
+    kept = [found.topk_ids, found.topk_weights, found.expert_num_tokens if found.layout == "padded" else None]
+    routes = sum(tensor.nbytes for tensor in kept if tensor is not None)
+    count = found.hidden_states.shape[:-1].numel()
+    return Held(count, found.hidden_states.nbytes, routes, results.nbytes)
+
+
+def check_held(made, tokens: int, memory_of=rank_memory) -> None:
+    """Raise AssertionError unless the sizes of a plan are those of an exchange in which all rows go to the last rank."""
+    for rank, found in enumerate(run_threads(made.world_size, held, made, tokens)):
+        memory, shape = memory_of(made, rank, "float32", tokens), SHAPES[made.shape]
+        if (
+            rank == made.world_size - 1 or shape.fixed or not shape.over_ep
+        ):  # otherwise the others get less than the most
+            assert (memory.rows_gathered, memory.gathered_routes) == (found.rows, found.route_bytes), rank
+            assert (memory.gathered_rows, memory.partial_sums) == (found.row_bytes, found.result_bytes), rank
+            assert memory.buffers == found.row_bytes + found.route_bytes + found.result_bytes
+
+
+EXCHANGES = [
+    {"data_parallel_size": 3},
+    {"tensor_parallel_size": 2, "data_parallel_size": 2},  # sequence parallel
+    {"tensor_parallel_size": 2, "data_parallel_size": 2, "sequence_parallel_moe": False},
+    {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": False},
+    {"tensor_parallel_size": 2, "prefill_context_parallel_size": 3},
+    {"prefill_context_parallel_size": 2, "enable_expert_parallel": False},
+]
+
+
+@pytest.mark.parametrize("flags", EXCHANGES, ids=str)
+def test_buffers_are_those_of_a_real_exchange(flags):
+    """7 rows split over 2 or 3 ranks: the last shares are shorter, and all of them arrive."""
+    check_held(plan(SMALL, **flags), 7)
+
+
+LIBRARIES = ["all_to_all", "deepep_high_throughput", "deepep_low_latency", "flashinfer_nvlink_one_sided"]
+
+
+@pytest.mark.parametrize("backend", LIBRARIES)
+@pytest.mark.parametrize("flags", [*EXCHANGES[:4], {"data_parallel_size": 5}], ids=str)
+def test_buffers_of_other_shapes_are_those_of_a_real_exchange(backend, flags):
+    """Also for 12 experts on 5 ranks: of a token's 3 routes 2 fit on the last one, the third goes elsewhere."""
+    check_held(plan(SMALL, all2all_backend=backend, **flags), 7)
+
+
+def fewer_rows(by):
+    def memory_of(made, *arguments):
+        memory = rank_memory(made, *arguments)
+        return replace(
+            memory, rows_gathered=memory.rows_gathered // by(made), gathered_rows=memory.gathered_rows // by(made)
+        )
+
+    return memory_of
+
+
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_buffers_without_the_ranks_or_the_experts_are_caught(backend):
+    made = plan(SMALL, data_parallel_size=3, all2all_backend=backend)
+    for by in (lambda made: made.moe.ep_size, lambda made: 2):
+        with pytest.raises(AssertionError):
+            check_held(made, 7, fewer_rows(by))
+
+
+def glm_buffers(backend: str, ranks: int, tokens: int, **more):
+    made = plan(GLM_5_1, data_parallel_size=ranks, all2all_backend=backend, **more)
+    return rank_memory(made, ranks - 1, "bfloat16", tokens)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 32, 256])
+def test_low_latency_needs_the_same_whatever_the_number_of_ranks(ranks):
+    """E * T_max * row = 402.7 MB for GLM-5.1 at T_max = 128 (ep_peers B2), and as much for what goes home."""
+    memory = glm_buffers("deepep_low_latency", ranks, 128)
+    assert memory.gathered_rows == memory.partial_sums == 256 * 128 * 6144 * 2 == 402_653_184
+    assert memory.rows_gathered == 256 * 128
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        {"data_parallel_size": 3},
-        {"tensor_parallel_size": 2, "data_parallel_size": 2},  # sequence parallel
-        {"tensor_parallel_size": 2, "data_parallel_size": 2, "sequence_parallel_moe": False},
-        {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": False},
-        {"tensor_parallel_size": 2, "prefill_context_parallel_size": 3},
-        {"prefill_context_parallel_size": 2, "enable_expert_parallel": False},
+    ("backend", "rows"),
+    [  # 8 ranks with 32 experts, 128 rows each, K = 8
+        ("allgather_reducescatter", 8 * 128),
+        ("mori_low_latency", 8 * 128),
+        ("flashinfer_all2allv", 8 * 128),
+        ("flashinfer_nvlink_one_sided", 8 * 128),
+        ("all_to_all", 8 * 128 * 8),
+        ("nixl_ep", 32 * 8 * 128),
     ],
-    ids=str,
 )
-def test_buffers_are_those_of_a_real_exchange(flags):
-    """7 rows split over 2 or 3 ranks: the last shares are shorter, and all of them arrive."""
-    made = plan(SMALL, **flags)
-    for rank, found in enumerate(run_threads(made.world_size, received, made, 7)):
-        memory = rank_memory(made, rank, "float32", 7)
-        expected = (memory.rows_gathered, memory.gathered_rows, memory.gathered_routes, memory.partial_sums)
-        assert found == expected, rank
-        assert memory.buffers == sum(expected[1:])
+def test_rows_of_each_shape(backend, rows):
+    assert glm_buffers(backend, 8, 128).rows_gathered == rows
+
+
+def test_an_owner_of_few_experts_gets_few_rows_of_a_token():
+    """256 ranks own one expert each: one route of a token at most."""
+    assert glm_buffers("all_to_all", 256, 128).rows_gathered == 256 * 128
+
+
+@pytest.mark.parametrize("nodes", [0, 4, 3, (1, 3, 2, 2), (5, 1, 2)], ids=str)
+def test_two_hops_forward_for_partners_on_other_nodes(nodes):
+    """As many ranks as `forwarders` sends through this one; with equal nodes one on each."""
+    made = plan(GLM_5_1, data_parallel_size=8, all2all_backend="deepep_v2")
+    made = replace(made, placement=replace(made.placement, ranks_per_node=nodes))
+    via, row = forwarders(made.placement), 6144 * 2
+    for rank in range(8):
+        memory, forwards = rank_memory(made, rank, "bfloat16", 128), int((via[:, rank] == rank).sum())
+        assert memory.gathered_rows == (8 + forwards) * 128 * row
+        assert memory.gathered_routes == (8 + forwards) * 128 * 8 * 8
+        assert forwards == {0: 1, 4: 2}.get(nodes, forwards)
+        assert memory.rows_gathered == 8 * 128 and memory.partial_sums == 8 * 128 * 6144 * 4
 
 
 def test_without_dispatch_there_are_no_gathered_rows():
@@ -199,7 +306,7 @@ def test_a_stage_without_sparse_layers_needs_nothing():
     assert memory.sparse_layers == memory.weights == memory.shared == memory.buffers == 0
 
 
-def test_buffers_of_other_backends_are_not_guessed():
-    memory = rank_memory(plan(data_parallel_size=2, all2all_backend="deepep_low_latency"), 0)
+def test_buffers_of_a_backend_that_nobody_knows_are_not_guessed():
+    memory = rank_memory(plan(data_parallel_size=2, all2all_backend="teleport"), 0)
     assert memory.buffers is memory.gathered_rows is memory.partial_sums is None
     assert memory.weights > 0

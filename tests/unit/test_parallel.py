@@ -180,7 +180,7 @@ def test_groups_of_a_large_world_are_made_once(monkeypatch):
 
 def test_plans_that_are_refused_can_be_looked_at():
     flags = {"data_parallel_size": 2, "prefill_context_parallel_size": 3, "enable_expert_parallel": False}
-    found = make_plan(ParallelConfig(all2all_backend="nixl_ep", **flags), GLM_5_1, strict=False)
+    found = make_plan(ParallelConfig(all2all_backend="nixl_ep", **flags), GLM_5_1, strict=False, transport="vendor")
     assert [type(error) for error in found.refusals] == [ConfigError, ConfigError, BackendUnavailable]
     assert found.as_dict()["refused"] == [str(error) for error in found.refusals]
     with pytest.raises(ConfigError, match="data_parallel_size 2 with prefill_context_parallel_size 3"):

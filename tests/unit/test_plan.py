@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_course.backends.select import AVAILABLE
 from moe_course.cli import main
 from moe_course.config import MoEConfig
 from moe_course.flags import ParallelConfig
@@ -149,7 +150,7 @@ parallel = st.builds(
     external_data_parallel_size=st.integers(1, 2),
     enable_expert_parallel=st.booleans(),
     expert_placement_strategy=st.sampled_from(["linear", "round_robin"]),
-    all2all_backend=st.sampled_from(["allgather_reducescatter", "naive", "deepep_v2", "nixl_ep"]),
+    all2all_backend=st.sampled_from(AVAILABLE),
 )
 
 
@@ -192,7 +193,7 @@ def test_wrong_ownership_is_caught(fault):
         (["--world-size", "0"], "--world-size is 0, needs to be at least 1"),
         (["--world-size", "6", "-tp", "4"], "--world-size 6 is not a multiple of --tensor-parallel-size 4"),
         (["--world-size", "257"], "256 experts cannot be spread over 257 EP ranks; use at most 256 ranks"),
-        (["-dp", "2", "--all2all-backend", "teleport"], "'teleport' does not run here, choose from: allgather"),
+        (["-dp", "2", "--all2all-backend", "teleport"], "'teleport' is not known, choose from: allgather"),
         (["-tp", "2", "--sequence-parallel-moe"], "here expert parallelism is off, the sizes are 2 and 1"),
         (["--world-size", "4", "--rank", "4"], "--rank 4 is not in a world of 4; ranks begin with 0"),
         (["--rank", "-1"], "--rank -1 is not in a world of 4"),
@@ -214,7 +215,10 @@ def test_what_cannot_be_planned_is_an_error_and_nothing_else(call, tmp_path, arg
     [
         (["-dp", "2", "-pcp", "2"], "data_parallel_size 2 with prefill_context_parallel_size 2: use one of them"),
         (["-tp", "3"], "moe_intermediate_size 32 cannot be cut into 3 equal parts; add --enable-expert-parallel"),
-        (["-dp", "2", "--enable-expert-parallel", "--all2all-backend", "deepep_high_throughput"], "deep_ep"),
+        (["-dp", "2", "--enable-expert-parallel", "--all2all-backend", "deepep_high_throughput", "--transport",
+          "vendor"], "needs the package deep_ep, which is not installed here"),
+        (["-dp", "2", "--enable-expert-parallel", "--all2all-backend", "flashinfer_nvlink_one_sided", "--transport",
+          "gloo"], "gloo has none that ranks share; use --transport shm"),
     ],
 )  # fmt: skip
 def test_a_refused_plan_is_shown_and_then_refused(call, tmp_path, args, says):
