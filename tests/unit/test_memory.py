@@ -190,7 +190,7 @@ def held(comm, made, tokens: int) -> Held:
 
 
 def check_held(made, tokens: int, memory_of=rank_memory) -> None:
-    """Raise AssertionError unless the sizes of a plan are those of an exchange in which all rows go to the last rank."""
+    """Raise AssertionError unless the sizes of a plan are those of an exchange where all rows go to the last rank."""
     for rank, found in enumerate(run_threads(made.world_size, held, made, tokens)):
         memory, shape = memory_of(made, rank, "float32", tokens), SHAPES[made.shape]
         if (
