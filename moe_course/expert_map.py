@@ -58,6 +58,8 @@ class Placement:
 
     def within(self, ep_ranks: list[int]) -> Placement:
         """The catalogue as a smaller group sees it: owners by their place in `ep_ranks`, -1 for experts elsewhere."""
+        if ep_ranks == list(range(self.ep_size)):
+            return self
         owner = torch.full_like(self.owner, -1)
         for place, ep_rank in enumerate(ep_ranks):
             owner[self.owner == ep_rank] = place

@@ -44,7 +44,7 @@ def local_experts(
             f"local_experts takes layout 'rows' with weights, 'routes' and 'padded' without, got "
             f"{dispatched.layout!r} {'with' if with_weights else 'without'} them"
         )
-    hidden_states, (m, k) = _values(dispatched, w13.dtype), dispatched.topk_ids.shape
+    hidden_states, (m, k) = plain_rows(dispatched, w13.dtype), dispatched.topk_ids.shape
     routes, outputs = route_outputs(hidden_states, dispatched.topk_ids, w13, w2, expert_map)
     if not with_weights:
         raw = outputs.new_zeros(m, w2.shape[1])
@@ -63,14 +63,14 @@ def _padded_outputs(dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor)
     local, capacity = rows.shape[:2]
     used = (torch.arange(capacity, device=rows.device) < counts.unsqueeze(1)).view(-1)  # [E_local * C]
     scales = None if dispatched.scales is None else dispatched.scales.flatten(0, 1)[used]
-    values = _values(replace(dispatched, hidden_states=rows.flatten(0, 1)[used], scales=scales), w13.dtype)
+    values = plain_rows(replace(dispatched, hidden_states=rows.flatten(0, 1)[used], scales=scales), w13.dtype)
     outputs = values.new_zeros(local * capacity, w2.shape[1])
     outputs[used] = grouped_swiglu(values, counts, w13, w2)
     return outputs.view(local, capacity, w2.shape[1])
 
 
-def _values(dispatched: Dispatched, dtype: torch.dtype) -> torch.Tensor:
-    """The rows as the weights take them."""
+def plain_rows(dispatched: Dispatched, dtype: torch.dtype) -> torch.Tensor:
+    """The rows as the weights take them: quantised ones in `dtype`, others as they are."""
     if dispatched.scales is None:
         return dispatched.hidden_states
     return dequantize(dispatched.hidden_states, dispatched.scales, dtype)

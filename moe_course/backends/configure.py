@@ -87,9 +87,9 @@ class Backend:
         options = {"reduce_in_node": True} if self.reduce_in_node else {}
         return self.module.traffic(topk_ids_per_rank, placement, **options)
 
-    def exact(self) -> Backend:
-        """The same backend, with rows and sums as they are."""
-        return replace(self, format=None, combine_dtype=None)
+    def exact(self, rows: int = 0) -> Backend:
+        """The same backend, with rows and sums as they are, and places for at least so many rows."""
+        return replace(self, format=None, combine_dtype=None, max_num_tokens=max(rows, self.capacity or 0) or None)
 
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

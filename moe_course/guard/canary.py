@@ -99,7 +99,7 @@ def _twin(layer: MoELayer, known: KnownLayer) -> MoELayer:
         config,
         layer.placement,
         mode.dispatch,
-        layer.backend.exact() if isinstance(layer.backend, Backend) else layer.backend,  # quantised, no sum is known
+        layer.backend.exact(known.stride) if isinstance(layer.backend, Backend) else layer.backend,  # known to the bit
         gate_weight=torch.zeros(config.n_routed_experts, known.hidden, device=device),
         bias=None if layer.bias is None else torch.zeros_like(layer.bias),
         w13=w13,

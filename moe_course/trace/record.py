@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from moe_course.comm.ledger import Ledger
-from moe_course.experts import route_outputs
+from moe_course.experts import plain_rows, route_outputs
 from moe_course.layer import MoELayer
 
 #: Integer columns of a trace, one entry per route, and `weight` (fp32).
@@ -46,7 +46,9 @@ class Recorder:
         self.passes: list[dict[str, Any]] = []  # one per (step, layer): ids and weights of this rank's live rows
         self.outputs: list[torch.Tensor] = []
         self.computed: list[dict[str, torch.Tensor]] = []  # contributions made here, by their receive row
+        self.one_k = False  # does a received row stand for one route, whose k the owner does not know?
         self._route: dict[str, torch.Tensor] = {}
+        self._dispatched: Any = None
 
     def on_pass(self, step: int, token_ids: torch.Tensor, places: list[tuple[int, int]]) -> None:
         """A pass over these tokens begins; `places` are their (prompt, position)."""
@@ -57,6 +59,8 @@ class Recorder:
             self._route = tensors
         elif stage == "dispatch":
             self._on_dispatch(layer, tensors["dispatched"])
+        elif stage == "experts" and self.values:
+            self._on_experts(layer, tensors["expert_output"])
         elif stage == "combine" and self.values:
             self.outputs.append(tensors["output"].float().cpu())
 
@@ -83,20 +87,32 @@ class Recorder:
                 "via_rank": via_rank,
             }
         )
-        if self.values:  # the experts return sums; compute the single contributions once more, the same bits
-            routes, outputs = route_outputs(
-                dispatched.hidden_states, dispatched.topk_ids, layer.w13, layer.w2, layer.expert_map
-            )
+        self._dispatched = dispatched
+
+    def _on_experts(self, layer: MoELayer, expert_output: torch.Tensor) -> None:
+        """Keep the single contributions made here, by receive row and, where a row has several, k."""
+        dispatched = self._dispatched
+        self.one_k = dispatched.layout != "rows"
+        if dispatched.layout == "rows":  # the experts return sums; compute the parts once more, the same bits
+            rows = plain_rows(dispatched, layer.w13.dtype)
+            routes, outputs = route_outputs(rows, dispatched.topk_ids, layer.w13, layer.w2, layer.expert_map)
             k = dispatched.topk_ids.shape[1]
-            self.computed.append(
-                {
-                    "step": torch.full(routes.shape, comm.step),
-                    "layer": torch.full(routes.shape, layer.layer),
-                    "receive_row": (routes // k).cpu(),
-                    "k": (routes % k).cpu(),
-                    "values": outputs.float().cpu(),
-                }
-            )
+        elif dispatched.layout == "routes":
+            routes, k = (dispatched.topk_ids[:, 0] >= 0).nonzero().flatten(), 1
+            outputs = expert_output[routes]
+        else:
+            slots = torch.arange(expert_output.shape[1], device=expert_output.device)
+            routes, k = (slots < dispatched.expert_num_tokens.unsqueeze(1)).view(-1).nonzero().flatten(), 1
+            outputs = expert_output.flatten(0, 1)[routes]
+        self.computed.append(
+            {
+                "step": torch.full(routes.shape, layer.comm.step),
+                "layer": torch.full(routes.shape, layer.layer),
+                "receive_row": (routes // k).cpu(),
+                "k": (routes % k).cpu(),
+                "values": outputs.float().cpu(),
+            }
+        )
 
     def _places(self, ids: torch.Tensor, layer: MoELayer, dispatched) -> list[torch.Tensor]:
         """`send_row`, `receive_row` and `via_rank` `[T, K]`, -1 where they are not known. May be an exchange."""

@@ -26,6 +26,8 @@ def collect_values(comm: Comm, recorder: Recorder, config: MoEConfig) -> dict[st
     """
     columns, hidden = recorder.columns(), config.hidden_size
     wanted = {name: columns[name].long() for name in (*_KEYS, "owner_rank")}
+    if recorder.one_k:
+        wanted["k"] = torch.zeros_like(wanted["k"])
     # ask each owner for its contributions, by (step, layer, receive_row, k), in the order of the columns
     order = wanted["owner_rank"].argsort(stable=True)
     asked = torch.stack([wanted[name][order] for name in _KEYS], dim=1)  # [n, 4]
