@@ -66,6 +66,8 @@ class Mesh:
                     raise LostPeer(peer, isinstance(error, TimeoutError), str(error)) from None
             while len(self._peers) < self.size - 1:
                 self._accept(deadline)
+        for connection in self._peers.values():
+            connection.setblocking(False)  # otherwise a look at a silent one would wait for it
 
     def _accept(self, deadline: float) -> None:
         absent = min(set(range(self.size)) - self._peers.keys() - {self.rank})
@@ -95,7 +97,7 @@ class Mesh:
     def gone(self, peer: int) -> str | None:
         """What became of a rank, None while it is there. Costs one system call."""
         try:
-            said = self._peers[peer].recv(_LONGEST, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            said = self._peers[peer].recv(_LONGEST, socket.MSG_PEEK)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -106,7 +108,7 @@ class Mesh:
         """Say a last word to everybody, and be gone for them."""
         for connection in self._peers.values():
             with contextlib.suppress(OSError):
-                connection.send(why.encode()[:_LONGEST], socket.MSG_DONTWAIT)
+                connection.send(why.encode()[:_LONGEST])
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -118,9 +120,10 @@ class Mesh:
 
 def _receive(connection: socket.socket) -> tuple[bytes, int]:
     """One message with one descriptor. Raises OSError, or ValueError when there is none."""
-    said, files, _, _ = socket.recv_fds(connection, 64, 1, socket.MSG_CMSG_CLOEXEC)
+    said, files, _, _ = socket.recv_fds(connection, 64, 1)
     if len(files) != 1:
         raise ValueError("no descriptor came along")
+    os.set_inheritable(files[0], False)  # unlike others, descriptors that come this way are
     return said, files[0]
 
 

@@ -247,9 +247,9 @@ class ShmComm(Comm):
 
     def _leave(self, error: BaseException) -> None:
         """This rank does not finish the exchange it is in: the others wait for something that never comes."""
-        self._over = f"rank {self.world_rank} left {self._what}: {type(error).__name__}: {error}".rstrip(": ")
+        self._over = f"rank {self.world_rank} left {self._what}: {type(error).__name__}"
         if not isinstance(error, ExchangeTimeout | RankLost):  # the others find those by themselves
-            self._mesh.leave(self._over)
+            self._mesh.leave(f"it left {self._what}: {type(error).__name__}: {error}".rstrip(": "))
 
 
 def over(world: DistComm, timeout: float | None = None) -> ShmComm:

@@ -81,7 +81,7 @@ def start(kind: type[ShmComm], world: DistComm, timeout: float) -> ShmComm:
         same_host(places)
         questions.agree("memory", problem)
         try:
-            mesh.connect([address for *_, address in places], timeout)
+            mesh.connect([address for *_, address in places], timeout / 2)  # others still listen when it fails
         except LostPeer as lost:
             problem = f"cannot reach rank {lost.peer} on this host: {lost}"
         questions.agree("connections", problem)
