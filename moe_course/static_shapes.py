@@ -62,7 +62,7 @@ class CapturedExperts:
     """The `experts` stage of layout "padded", compiled beforehand for a set of capacities.
 
     Use it as `Stages(experts=CapturedExperts([R * T_max], rank=rank))`, one object per rank. The first layer that
-    calls it compiles all sizes (or call `capture`); after that nothing is compiled, whatever the counts, the layer
+    calls it compiles all sizes, unless `capture` has; after that nothing is compiled, whatever the counts, the layer
     or the gradient mode. A step with C slots is padded to the smallest captured size that holds them.
 
     Args:
@@ -94,11 +94,10 @@ class CapturedExperts:
                 f"rank {rank}: capture_sizes are {self.capture_sizes}, expected at least one size, each 1 or more"
             )
         self.rank, self.experts, self.backend = rank, experts, backend
-        self._graphs: dict[int, Callable] = {}  # by capacity
-        self._weights: tuple | None = None  # what the graphs were compiled for
+        self._graphs: dict[tuple, dict[int, Callable]] = {}  # by layout of the weights, then by capacity
 
     def capture(self, w13: torch.Tensor, w2: torch.Tensor) -> None:
-        """Compile every size for weights of these shapes, by a step without rows.
+        """Compile every size for weights of these shapes, by a step without rows. Once more for other shapes.
 
         Raises:
             ConfigError: experts that need values to know their shapes or their way.
@@ -107,12 +106,13 @@ class CapturedExperts:
         missing = missing_for_inductor(w13.device) if self.backend == "inductor" else None
         if missing is not None:
             raise BackendUnavailable(f"rank {self.rank}: backend 'inductor' needs {missing}; or use 'aot_eager'")
+        graphs = {}
         for size in self.capture_sizes:
             rows, counts = w13.new_zeros(len(w13), size, w13.shape[2]), w13.new_zeros(len(w13), dtype=torch.int32)
             self._check_static(rows, counts, w13, w2)
-            self._graphs[size] = _compiled(self.experts, size, self.backend)
-            self._run(size, rows, counts, w13, w2)
-        self._weights = _layout(w13, w2)
+            graphs[size] = _compiled(self.experts, size, self.backend)
+            _run(graphs[size], rows, counts, w13, w2)
+        self._graphs[_layout(w13, w2)] = graphs
 
     def capacity_for(self, slots: int) -> int:
         """The smallest captured size that holds `slots`; CapacityExceeded if there is none.
@@ -151,11 +151,8 @@ class CapturedExperts:
         # compiled kernels may rely on strides and on the integer type, and no guard of torch looks at them any more
         if size != slots:
             rows = F.pad(rows, (0, 0, 0, size - slots))
-        return self._run(size, rows.contiguous(), counts.to(torch.int32), w13, w2)[:, :slots]
-
-    def _run(self, size: int, *tensors: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():  # traced and run in one mode, whatever the caller's
-            return self._graphs[size](*tensors)
+        graph = self._graphs[_layout(w13, w2)][size]
+        return _run(graph, rows.contiguous(), counts.to(torch.int32), w13, w2)[:, :slots]
 
     def _check_static(self, *tensors: torch.Tensor) -> None:
         # fullgraph=True refuses a branch on a value, but takes a size from one as a symbol (torch 2.13, `one_graph` in
@@ -185,12 +182,15 @@ class CapturedExperts:
         for name, found, expected in (
             ("rows of", (rows.shape[0], rows.shape[2], rows.dtype), (len(w13), w13.shape[2], w13.dtype)),
             ("expert_num_tokens of", tuple(counts.shape), (len(w13),)),
-            ("weights of", _layout(w13, w2), self._weights or _layout(w13, w2)),
         ):
             if found != expected:
-                raise ConfigError(
-                    f"rank {self.rank}: {name} {found}, expected {expected}; use one CapturedExperts per rank and model"
-                )
+                raise ConfigError(f"rank {self.rank}: {name} {found}, expected {expected}, as the weights have it")
+        layout = _layout(w13, w2)
+        if self._graphs and layout not in self._graphs:
+            raise ConfigError(
+                f"rank {self.rank}: weights of {layout}, captured are {list(self._graphs)}; "
+                "call capture(w13, w2) before the first step"
+            )
 
 
 def missing_for_inductor(device: torch.device) -> str | None:
@@ -211,6 +211,11 @@ def missing_for_inductor(device: torch.device) -> str | None:
 def _layout(w13: torch.Tensor, w2: torch.Tensor) -> tuple:
     """Everything of the weights that a graph was compiled for."""
     return tuple((tuple(w.shape), w.stride(), w.dtype, str(w.device)) for w in (w13, w2))
+
+
+def _run(graph: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():  # traced and run in one mode, whatever the caller's
+        return graph(*tensors)
 
 
 def _compiled(experts: Callable[..., torch.Tensor], size: int, backend: str | Callable) -> Callable[..., torch.Tensor]:
