@@ -38,17 +38,13 @@ def _run(options: RunOptions, rank: int, guard) -> None:
     options, overrides = options.on_rank(rank)
 
     from moe_course.comm import dist as comm_dist
-    from moe_course.comm.ledger import Ledger
 
     job = guard.handshake(options, overrides)  # before transformers is imported, and before a row moves
-    plan, mine = job.plan, job.plan.rank(rank)
+    plan = job.plan
 
-    from moe_course.glm.generate import generate
-    from moe_course.guard.faults import Faults
-    from moe_course.trace.record import Recorder
+    from moe_course.part import carried_by, take_part
     from moe_course.verify import Reference
 
-    lead = mine.tp == 0 and mine.pcp == 0  # of the ranks that share rows, this one speaks
     report = _reporter(job, rank)
     greedy = options.temperature == 0
     reference = None
@@ -62,63 +58,11 @@ def _run(options: RunOptions, rank: int, guard) -> None:
         if options.check and greedy:  # early: it works while the ranks load
             reference = Reference(_request(job, None))
     try:
-        comm = comm_dist.init(plan, options.device, options.timeout, guard.store)
+        comm = carried_by(job.transport, comm_dist.init(plan, options.device, options.timeout, guard.store))
         guard.watch(comm, options, report)
-        recorder = Recorder(values=options.trace_values, slots=options.trace is not None)
-        faults = Faults(options.fault_specs(), rank)
-        model = faults.load(job, comm, recorder, checked=options.guard)
-        invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
-        report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
-        guard.check_model(model, job, comm)
-        ledgers = {"prefill": Ledger(), "decode": Ledger()}
-        comm.ledger = ledgers["prefill"]  # groups, audit and canary are not part of the run either
-        comm.barrier()
-        loaded_s = time.perf_counter() - began
-
-        def on_pass(step: int, token_ids, places: list[tuple[int, int]]) -> None:
-            recorder.on_pass(step, token_ids, places)
-            if rank == 0:
-                report("step", step=step, steps=options.max_new_tokens)
-
-        def on_decode() -> None:
-            comm.ledger = ledgers["decode"]
-
-        waited = comm.shared.waited_s
-        generations, timing = generate(
-            model,
-            job.mine(mine.dp),
-            options.max_new_tokens,
-            temperature=options.temperature,
-            seed=options.seed,
-            stop_at_eos=options.stop_at_eos,
-            eos_token_id=job.tokenizer.eos_token_id,
-            keep_logits=options.check,
-            on_token=lambda index, token: report("token", prompt=index, token=token) if lead else None,
-            on_pass=on_pass,
-            on_decode=on_decode,
-        )
-        waited = comm.shared.waited_s - waited
-        comm.ledger = Ledger()  # what the trace and the report cost is not part of the run
-        if options.trace:
-            _write_trace(options, rank, comm, recorder, model)
-        everybody = comm.gather_objects(
-            {
-                "rank": rank,
-                "lead": lead,
-                "generations": generations if lead else [],
-                "timing": timing,
-                "waited_s": waited,
-                "ledgers": ledgers,
-                "ledger": Ledger.merge(ledgers.values()),
-                "report": model.report,
-                "params": model.params,
-                "expert_bytes": model.expert_bytes,
-                "routed": recorder.routed(),
-                "rows_per_pass": {(e["step"], e["layer"]): e["topk_ids"] for e in recorder.passes},
-                "guard": guard.seconds | guard.audited,
-            }
-            | {"peak_rss": peak_rss()}
-        )
+        joined_s = time.perf_counter() - began
+        everybody, facts = take_part(job, comm, guard, report)
+        facts["loaded_s"] += joined_s
         comm.barrier()  # the others are done: nobody waits for the reference but rank 0
         if rank == 0:
             if options.check and not greedy:
@@ -126,7 +70,6 @@ def _run(options: RunOptions, rank: int, guard) -> None:
                 reference = Reference(_request(job, [tokens[i] for i in range(len(job.prompts))]))
             if reference is not None:
                 report("checking")
-            facts = {"loaded_s": loaded_s, "invariance": invariance}
             result, comparison = build_result(job, everybody, reference, facts)
             result["wall_s"] = round(time.perf_counter() - began, 3)
             _publish(options, result)
@@ -194,14 +137,6 @@ def _publish(options: RunOptions, result: dict) -> None:
         print_result(result, timings=options.timings)
 
 
-def _write_trace(options: RunOptions, rank: int, comm, recorder, model) -> None:
-    from moe_course.trace.trace import write_rank
-    from moe_course.trace.values import collect_values
-
-    extra = collect_values(comm, recorder, model.config) if options.trace_values else {}
-    write_rank(options.trace, rank, recorder, extra)
-
-
 def _join_trace(job) -> None:
     from moe_course.trace.trace import write_joined
 
@@ -209,18 +144,6 @@ def _join_trace(job) -> None:
     texts = [{"prompt": text, "tokens": tokens} for text, tokens in zip(options.prompts, job.prompts, strict=True)]
     meta = {"world_size": plan.world_size, "model": str(options.model), "plan": plan.as_dict(), "prompts": texts}
     write_joined(options.trace, meta)
-
-
-def peak_rss() -> int:
-    """Largest resident memory of this process so far, in bytes."""
-    import resource
-
-    try:  # Linux: unlike getrusage, not inherited from the process that started this one
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ import typer
 from moe_course.config import GLM_5_1, MoEConfig
 from moe_course.errors import ConfigError, MoECourseError
 from moe_course.flags import ParallelConfig, parallel_config
-from moe_course.options import DEFAULT_RANKS, TINY
+from moe_course.options import DEFAULT_RANKS, TINY, parse_ranks_per_node
 from moe_course.planner.document import SCHEMA, dumps, plan_json
 from moe_course.result import write_text
-from moe_course.run_flags import Strategy, Transport
+from moe_course.run_flags import RanksPerNodeFlag, Strategy, Transport
 
 if TYPE_CHECKING:
     from moe_course.parallel import Plan
@@ -83,6 +83,7 @@ def plan(
     expert_placement_strategy: Annotated[
         Strategy, typer.Option(help="Which rank owns which expert.")
     ] = Strategy.linear,
+    ranks_per_node: RanksPerNodeFlag = None,
     model: Annotated[
         str, typer.Option(help="Folder with config.json, a config.json, or a name: tiny, glm-5.1.")
     ] = "tiny",
@@ -111,6 +112,7 @@ def plan(
             all2all_backend=all2all_backend,
             expert_placement_strategy=expert_placement_strategy.value,
             sequence_parallel_moe=sequence_parallel_moe,
+            ranks_per_node=parse_ranks_per_node(ranks_per_node),
             default_world_size=DEFAULT_RANKS,
         )
         if parallel.world_size > MOST_RANKS:

@@ -51,7 +51,7 @@ def assert_one_line(course, ended, code, *says):
         (["--pipeline-parallel-size", "2"], ["--pipeline-parallel-size 2", "drill pipeline"]),
         (["--tensor-parallel-size", "2", "--trace", "t"], ["--trace needs expert parallelism"]),
         (["--world-size", "4", "--sequence-parallel-moe"], ["tensor_parallel_size > 1"]),
-        (["--all2all-backend", "deepep_v2"], ["deepep_v2", "package deep_ep"]),
+        (["--all2all-backend", "deepep_v2", "--transport", "vendor"], ["deepep_v2", "package deep_ep"]),
         (["--timeout", "0"], ["--timeout is 0"]),
         (["--fault", "explode@rank=1"], ["explode", "kill"]),
         (["--world-size", "2", "--override", "4:dtype=bfloat16"], ["rank 4", "ranks 0 to 1"]),

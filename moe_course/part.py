@@ -1,0 +1,119 @@
+"""What a rank does between joining its peers and handing in: load, check, generate, write its trace.
+
+Built in: notebook 13.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from moe_course.comm.base import Comm
+from moe_course.comm.ledger import Ledger
+from moe_course.glm.generate import generate
+from moe_course.guard.faults import Faults
+from moe_course.options import RunOptions
+from moe_course.trace.record import Recorder
+
+
+def carried_by(transport: str, world: Comm) -> Comm:
+    """The group of all ranks on the transport of a run: the joined world itself, or shared memory over it."""
+    if transport != "shm":
+        return world
+    from moe_course.comm import shm
+
+    return shm.over(world)
+
+
+def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list[dict] | None, dict]:
+    """Run one job on this rank. Every rank must call it.
+
+    Args:
+        job: this rank's `Job`.
+        comm: all ranks of the plan.
+        guard: this rank's `guard.setup.Guard`.
+        report: called with an event and its fields.
+
+    Returns:
+        What every rank hands in, on rank 0, None elsewhere; and facts of this rank: seconds to load, row invariance.
+    """
+    began, options, rank = time.perf_counter(), job.options, comm.rank
+    mine = job.plan.rank(rank)
+    lead = mine.tp == 0 and mine.pcp == 0  # of the ranks that share rows, this one speaks
+    recorder = Recorder(values=options.trace_values, slots=options.trace is not None)
+    model = Faults(options.fault_specs(), rank).load(job, comm, recorder, checked=options.guard)
+    invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
+    report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
+    guard.check_model(model, job, comm)
+    ledgers = {"prefill": Ledger(), "decode": Ledger()}
+    comm.ledger = ledgers["prefill"]  # groups, audit and canary are not part of the run either
+    comm.barrier()
+    loaded_s = time.perf_counter() - began
+
+    def on_pass(step: int, token_ids, places: list[tuple[int, int]]) -> None:
+        recorder.on_pass(step, token_ids, places)
+        if rank == 0:
+            report("step", step=step, steps=options.max_new_tokens)
+
+    def on_decode() -> None:
+        comm.ledger = ledgers["decode"]
+
+    waited = comm.shared.waited_s
+    generations, timing = generate(
+        model,
+        job.mine(mine.dp),
+        options.max_new_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+        stop_at_eos=options.stop_at_eos,
+        eos_token_id=job.tokenizer.eos_token_id,
+        keep_logits=options.check,
+        on_token=lambda index, token: report("token", prompt=index, token=token) if lead else None,
+        on_pass=on_pass,
+        on_decode=on_decode,
+    )
+    waited = comm.shared.waited_s - waited
+    comm.ledger = Ledger()  # what the trace and the report cost is not part of the run
+    if options.trace:
+        _write_trace(options, rank, comm, recorder, model)
+    everybody = comm.gather_objects(
+        {
+            "rank": rank,
+            "lead": lead,
+            "generations": generations if lead else [],
+            "timing": timing,
+            "waited_s": waited,
+            "ledgers": ledgers,
+            "ledger": Ledger.merge(ledgers.values()),
+            "report": model.report,
+            "params": model.params,
+            "expert_bytes": model.expert_bytes,
+            "routed": recorder.routed(),
+            "rows_per_pass": {(e["step"], e["layer"]): e["topk_ids"] for e in recorder.passes},
+            "guard": guard.seconds | guard.audited,
+            "peak_rss": peak_rss(),
+        }
+    )
+    return everybody, {"loaded_s": loaded_s, "invariance": invariance}
+
+
+def _write_trace(options: RunOptions, rank: int, comm, recorder, model) -> None:
+    from moe_course.trace.trace import write_rank
+    from moe_course.trace.values import collect_values
+
+    extra = collect_values(comm, recorder, model.config) if options.trace_values else {}
+    write_rank(options.trace, rank, recorder, extra)
+
+
+def peak_rss() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    import resource
+
+    try:  # Linux: unlike getrusage, not inherited from the process that started this one
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
