@@ -30,9 +30,9 @@ def sent_by_the_host() -> int:
 
 
 def measure(comm, nbytes: int) -> dict:
-    """`EXCHANGES` times a message of `nbytes` to the peer, and one column of metadata: counted here and there."""
+    """`EXCHANGES` times a message of `nbytes` to the peer, and metadata of a sixteenth of that: counted here and there."""
     n = nbytes // 4 // WIDTH
-    rows, ids = torch.ones(n + 1, WIDTH), torch.ones(n + 1, dtype=torch.int64)
+    rows, ids = torch.ones(n + 1, WIDTH), torch.ones(n + 1, 8, dtype=torch.int64)
     counts = [n, 1] if comm.rank else [1, n]  # one row stays
     for _ in range(3):
         comm.all_to_all_rows(rows, counts, ids)  # connections and buffers
