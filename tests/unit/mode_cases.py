@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from layer_cases import TOLERANCE, Batch, Weights, differences, make_batch, make_config, make_weights
 
 from moe_course.backends import BACKENDS
+from moe_course.backends.traffic import RowBytes
 from moe_course.comm.base import Comm
 from moe_course.comm.ledger import Ledger
 from moe_course.config import MoEConfig
@@ -363,7 +364,8 @@ def findings(case: Case, experts: int, dtype: str, results: list[dict[str, Any]]
         wrong = differences(outputs, expected, verdict) if exact else far_apart(outputs, expected)
         live = sum(int((ids >= 0).sum()) for ids in batch.topk_ids) * (1 if case.ep else case.flat)
         counts = [len(rows) for rows in batch.hidden_states]
-        bound = payload_bound(plan, BACKENDS[plan.backend.name], [one.topk_ids for one in seen], row, partial)
+        backend, sizes = BACKENDS[plan.backend.name], RowBytes(row, partial, row)
+        bound = payload_bound(plan, backend, [one.topk_ids for one in seen], sizes, row, partial)
         for what, ours, theirs in [
             ("routes computed", sum(one.live for one in seen), live),
             ("rows received", sum(one.received for one in seen), sum(one.sent for one in seen)),

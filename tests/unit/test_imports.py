@@ -16,7 +16,9 @@ import moe_course
 PACKAGE = Path(moe_course.__file__).parent
 HEAVY = {"transformers", "IPython", "matplotlib", "anywidget", "ipywidgets", "typer", "rich", "safetensors"}
 STAGES = ("router", "expert_map", "dispatch", "experts", "combine")
-SEEN_BY_STAGES = {*STAGES, "config", "errors", "rows"}
+SEEN_BY_STAGES = {*STAGES, "config", "errors", "rows", "quant"}
+#: What of `comm` is its contract: the group, and how rows lie in bytes and in segments of a fixed size.
+CONTRACT = {"moe_course.comm.base", "moe_course.comm.packing", "moe_course.comm.padded"}
 LAYER = (
     *STAGES,
     "config",
@@ -100,7 +102,7 @@ def test_oracle_imports_torch_only():
 def test_backends_know_transports_by_their_contract():
     """And transports know nothing of stages."""
     for file in (PACKAGE / "backends").glob("*.py"):
-        assert {name for name in imported_names(file) if name.startswith("moe_course.comm")} <= {"moe_course.comm.base"}
+        assert {name for name in imported_names(file) if name.startswith("moe_course.comm")} <= CONTRACT, file.name
     for file in (PACKAGE / "comm").glob("*.py"):
         ours = {name for name in imported_names(file) if name.startswith("moe_course")}
         assert all(name.startswith("moe_course.comm") or name == "moe_course.errors" for name in ours), file.name
