@@ -54,6 +54,7 @@ class RunOptions:
     dispatch_quant: str = "none"
     combine_dtype: str = "auto"
     reduce_in_node: bool = False
+    static_shapes: bool = False
     device: str = "auto"
     transport: str = "auto"
     dtype: str = "auto"

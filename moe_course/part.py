@@ -14,7 +14,10 @@ from moe_course.comm.base import Comm
 from moe_course.comm.ledger import Ledger
 from moe_course.glm.generate import generate
 from moe_course.guard.faults import Faults
+from moe_course.guard.known_layer import KnownLayer
 from moe_course.options import RunOptions
+from moe_course.stages import Stages
+from moe_course.static_shapes import CapturedExperts
 from moe_course.trace.record import Recorder
 
 
@@ -43,10 +46,14 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
     mine = job.plan.rank(rank)
     lead = mine.tp == 0 and mine.pcp == 0  # of the ranks that share rows, this one speaks
     recorder = Recorder(values=options.trace_values, slots=options.trace is not None)
-    model = Faults(options.fault_specs(), rank).load(job, comm, recorder, checked=options.guard)
+    captured = _captured_experts(job, rank) if options.static_shapes else None
+    stages = Stages() if captured is None else Stages(experts=captured)
+    model = Faults(options.fault_specs(), rank).load(job, comm, recorder, checked=options.guard, stages=stages)
     invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
     report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
     guard.check_model(model, job, comm)
+    if captured is not None and model.blocks:
+        captured.capture(model.blocks[0].layer.w13, model.blocks[0].layer.w2)
     ledgers = {"prefill": Ledger(), "decode": Ledger()}
     comm.ledger = ledgers["prefill"]  # groups, audit and canary are not part of the run either
     comm.barrier()
@@ -97,6 +104,14 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
         }
     )
     return everybody, {"loaded_s": loaded_s, "invariance": invariance}
+
+
+def _captured_experts(job, rank: int) -> CapturedExperts:
+    """The experts stage for fixed shapes: those of the run, and those of the known pass of the canary."""
+    plan, capacity = job.plan, job.backend.capacity
+    known = KnownLayer(plan.placement, 1, plan.parallel.data_parallel_size, bool(plan.config.n_shared_experts))
+    ranks = len(plan.groups[plan.dispatch_group][0])
+    return CapturedExperts(sorted({ranks * capacity, ranks * max(capacity, known.stride)}), rank=rank)
 
 
 def _write_trace(options: RunOptions, rank: int, comm, recorder, model) -> None:

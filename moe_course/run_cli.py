@@ -25,6 +25,7 @@ from moe_course.run_flags import (
     QuantFlag,
     RanksPerNodeFlag,
     ReduceInNodeFlag,
+    StaticShapesFlag,
     Strategy,
     Transport,
     TransportFlag,
@@ -77,6 +78,7 @@ def run(
     dispatch_quant: QuantFlag = Quant.none,
     combine_dtype: CombineDtypeFlag = Dtype.auto,
     reduce_in_node: ReduceInNodeFlag = False,
+    static_shapes: StaticShapesFlag = False,
     model: Annotated[
         Path, typer.Option(help="Folder with config.json and safetensors. Default: the tiny model.", show_default=False)
     ] = TINY,
@@ -150,6 +152,7 @@ def run(
         dispatch_quant=dispatch_quant.value,
         combine_dtype=combine_dtype.value,
         reduce_in_node=reduce_in_node,
+        static_shapes=static_shapes,
         device=device.value,
         transport=transport.value,
         dtype=dtype.value,
@@ -240,7 +243,7 @@ def _worth_planning(options: RunOptions) -> bool:
     default = RunOptions()
     names = ("all2all_backend", "enable_expert_parallel", "sequence_parallel_moe", "tensor_parallel_size")
     names += ("data_parallel_size", "prefill_context_parallel_size", "transport", "ranks_per_node", "dispatch_quant")
-    names += ("reduce_in_node",)
+    names += ("reduce_in_node", "static_shapes")
     return any(getattr(options, name) != getattr(default, name) for name in names)
 
 

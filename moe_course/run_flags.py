@@ -77,6 +77,14 @@ QuantFlag = Annotated[
 CombineDtypeFlag = Annotated[
     Dtype, typer.Option(help="What comes home. auto: sums in float32, outputs as they are. bfloat16: half the bytes.")
 ]
+StaticShapesFlag = Annotated[
+    bool,
+    typer.Option(
+        "--static-shapes",
+        help="deepep_low_latency, nixl_ep: experts compiled once for fixed shapes, as graph capture needs them. Every "
+        "step pays for all T_max slots, so lower --max-num-batched-tokens with it.",
+    ),
+]
 ReduceInNodeFlag = Annotated[
     bool, typer.Option("--reduce-in-node", help="two_hop: add a node's partial sums before they leave it.")
 ]

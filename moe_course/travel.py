@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from moe_course import quant
+from moe_course.backends import BACKENDS
 from moe_course.backends.capabilities import current_name
 from moe_course.backends.configure import Backend, configure
 from moe_course.backends.support import pick_transport
@@ -58,6 +59,11 @@ def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype
     if options.reduce_in_node and plan.backend.name != "two_hop":
         raise ConfigError(
             f"--reduce-in-node belongs to two_hop (or deepep_v2), the backend is {plan.backend.name}; leave it out"
+        )
+    if options.static_shapes and BACKENDS[plan.backend.name].CAPABILITIES["layout"] != "padded":
+        raise ConfigError(
+            f"--static-shapes needs rows in fixed places, and {plan.backend.name} has none; "
+            "use --all2all-backend deepep_low_latency"
         )
     narrow = None if options.combine_dtype == "auto" else getattr(torch, options.combine_dtype)
     backend = configure(

@@ -68,9 +68,9 @@ class Faults:
         self._skewed = [spec for spec in specs if spec.kind == "skew"]  # the router is broken on every rank
         self._mine = [Fault(spec) for spec in specs if spec.rank == rank and spec.kind != "skew"]
 
-    def load(self, job, comm, recorder: Callable, checked: bool):
+    def load(self, job, comm, recorder: Callable, checked: bool, stages: Stages):
         """Load the model of a job with these faults in it; without any, just load it."""
-        plan, stages, held = job.plan, Stages(), None
+        plan, held = job.plan, None
         for spec in self._skewed:
             stages = skewed_route(stages, plan.placement, spec.rank)
         if any(fault.spec.kind == "misplace" for fault in self._mine):
