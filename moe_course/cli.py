@@ -1,4 +1,4 @@
-"""The command line: `moe-course run`, `moe-course plan`, `moe-course drill`, `moe-course doctor`.
+"""The command line: `moe-course run`, `plan`, `replay`, `backends`, `bench`, `drill` and `doctor`.
 
 Flags are vLLM's where vLLM has them. Errors are one line on stderr. Exit codes: 2 usage, 3 verification failed,
 4 mismatch between ranks, 5 lost rank or time-out, 130 Ctrl-C.
@@ -11,6 +11,8 @@ import sys
 import typer
 
 from moe_course.bench.command import bench
+from moe_course.cost.backends_command import backends
+from moe_course.cost.replay_command import replay
 from moe_course.drills.command import drill
 from moe_course.errors import MoECourseError
 from moe_course.planner.command import plan
@@ -31,6 +33,8 @@ app.command(epilog=_EXIT_CODES)(run)
 app.command()(drill)
 app.add_typer(bench, name="bench")
 app.command()(plan)
+app.command()(replay)
+app.command()(backends)
 
 
 @app.command()
