@@ -115,7 +115,7 @@ def launch(
     """
     began = time.monotonic()
     nodes = nodes or ONE_NODE
-    with tempfile.TemporaryDirectory(prefix="moe-course-") as folder:
+    with tempfile.TemporaryDirectory(prefix="moe-course-", ignore_cleanup_errors=True) as folder:
         result_file = Path(folder) / "result.json"
         process = _start(argv, world_size, nodes, module, result_file, env)
         output: list[str] = []
@@ -177,6 +177,7 @@ def _start(argv, world_size: int, nodes: Nodes, module: str, result_file: Path, 
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
         EVENTS_ENV: "1",
         RESULT_ENV: str(result_file),
+        "TMPDIR": str(result_file.parent),  # torchrun and a rank that is killed leave folders behind: they go with ours
     }
     return subprocess.Popen(
         torchrun_command(argv, nproc_per_node, nodes, module),

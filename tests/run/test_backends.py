@@ -1,24 +1,19 @@
 """`moe-course run` with every backend on every transport: the text of one process, and exactly the bytes it must move.
 
-The grid runs in one start of the processes for each number of ranks (`every_backend.py`); a few cells run as a user
+The grid runs in one start of the processes for each number of ranks (`many_runs.py`); a few cells run as a user
 would start them.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
+from many_runs import run_many
 
 from moe_course.backends.capabilities import KNOWN_BACKENDS
 from moe_course.backends.support import SUPPORT
-from moe_course.launch import launch
 from moe_course.trace import Trace
 
-HERE = str(Path(__file__).parent)
-NEW = 4
 TRANSPORTS = ("gloo", "shm")
 
 
@@ -40,19 +35,9 @@ def supported(ranks: int) -> list[dict]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_supported_backend_and_transport_gives_the_text_of_one_process(ranks):
     cells = supported(ranks)
-    ended = launch(
-        [json.dumps(cells)],
-        ranks,
-        module="every_backend",
-        env={"PYTHONPATH": HERE, "NEW_TOKENS": str(NEW)},
-        timeout=280,
-    )
-    assert ended.returncode == 0, ended.error
-    turns = [event for event in ended.events if event["event"] == "turn"]
-    assert [turn["cell"] for turn in turns] == cells
+    results = run_many(ranks, cells, new_tokens=4)
     moved = {}
-    for turn in turns:
-        cell, result = turn["cell"], turn["result"]
+    for cell, result in zip(cells, results, strict=True):
         assert result["verdict"] == "equal", (cell, result["failures"])
         assert result["max_abs_logit_diff"] <= 1e-4 and result["topk_ids_equal"] is True, cell
         assert result["transport"] == cell["transport"], cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from many_runs import run_many
 
 from moe_course.config import MoEConfig
 from moe_course.expert_map import make_placement
@@ -18,44 +19,56 @@ NEW = 4
 TP2, DP2, PCP2 = (f"--{name}-parallel-size=2" for name in ("tensor", "data", "prefill-context"))
 EP = "--enable-expert-parallel"
 
+
+def sizes(tp=1, dp=1, pcp=1, ep=True, **more) -> dict:
+    """Options of a run, as from vLLM's flags."""
+    found = {"tensor_parallel_size": tp, "data_parallel_size": dp, "prefill_context_parallel_size": pcp}
+    return found | {"enable_expert_parallel": ep} | more
+
+
+#: Ranks -> mode -> (options, (dispatch, reduce, split group), rows moved for so many rows)
 MODES = {
-    "tp2": ([TP2], (None, "tp", None), lambda rows: 2 * rows * 1),
-    "tp2-ep": ([TP2, EP], (None, "tp", None), lambda rows: 2 * rows * 1),
-    "dp2": ([DP2], ("dp", None, None), lambda rows: 2 * rows * 1),
-    "tp2-dp2-ep": ([TP2, DP2, EP], ("ep", None, "tp"), lambda rows: 2 * rows * 3 + rows * 1),
-    "tp2-dp2-ep-no-sp": (
-        [TP2, DP2, EP, "--no-sequence-parallel-moe"], ("dp", "tp", None), lambda rows: 2 * rows * 2 + 2 * rows * 1,
-    ),
-    "pcp2-ep": ([PCP2, EP], ("pcp", None, "pcp"), lambda rows: 2 * rows * 1 + rows * 1),
+    2: {
+        "tp2": (sizes(tp=2, ep=False), (None, "tp", None), lambda rows: 2 * rows * 1),
+        "tp2-ep": (sizes(tp=2), (None, "tp", None), lambda rows: 2 * rows * 1),
+        "dp2": (sizes(dp=2, ep=False), ("dp", None, None), lambda rows: 2 * rows * 1),
+        "pcp2-ep": (sizes(pcp=2), ("pcp", None, "pcp"), lambda rows: 2 * rows * 1 + rows * 1),
+    },
+    4: {
+        "tp2-dp2-ep": (sizes(tp=2, dp=2), ("ep", None, "tp"), lambda rows: 2 * rows * 3 + rows * 1),
+        "tp2-dp2-ep-no-sp": (
+            sizes(tp=2, dp=2, sequence_parallel_moe=False), ("dp", "tp", None), lambda rows: 2 * rows * 2 + 2 * rows,
+        ),
+    },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_text_of_one_process_and_the_bytes_of_the_mode(course, mode):
-    args, groups, rows_moved = MODES[mode]
-    trace = ["--trace", str(course.folder / "trace")] if EP in args else []
-    ended = course.run(
-        *args, *(f"--prompt={text}" for text in PROMPTS), "--max-new-tokens", str(NEW), "--check", *trace
-    )
-    assert ended.returncode == 0, ended.stderr
-    result, plan = ended.result, ended.result["plan"]
-    assert result["verdict"] == "equal" and result["topk_ids_equal"] is True and result["max_abs_logit_diff"] <= 1e-4
-    assert (plan["dispatch_group"], plan["reduce_group"], plan["split_group"]) == groups
-    dp = plan["dp"]
-    assert [p["dp_rank"] for p in result["prompts"]] == [i % dp for i in range(len(PROMPTS))]
-    rows = sum(len(p["prompt_tokens"]) + NEW - 1 for p in result["prompts"])
-    assert result["bytes"]["payload"] == rows_moved(rows) * LAYERS * ROW
-    assert result["bound"]["ratio"] == 1.0
-    assert result["rows"]["sent"] == result["rows"]["received"]
-    experts = [CONFIG.n_routed_experts // result["world_size"] if EP in args else CONFIG.n_routed_experts]
-    assert [rank["experts"] for rank in result["ranks"]] == experts * result["world_size"]
-    held = {rank["expert_bytes"] for rank in result["ranks"]}
-    whole = 3 * CONFIG.hidden_size * CONFIG.moe_intermediate_size * 4 * LAYERS * CONFIG.n_routed_experts
-    assert held == {whole // result["world_size"]}  # whole experts or slices of all: the same share
-    if EP in args:
-        assert sum(result["load"]["routes_per_rank"]) == rows * LAYERS * K
-        _assert_every_route_once(course.folder / "trace", result, rows)
-    assert not course.wait_until_gone()
+@pytest.mark.parametrize("ranks", MODES)
+def test_the_text_of_one_process_and_the_bytes_of_the_mode(ranks, tmp_path):
+    """All modes of a number of ranks, in one start of the processes."""
+    cells = []
+    for mode, (options, _, _) in MODES[ranks].items():
+        cells.append(options | ({"trace": str(tmp_path / mode)} if options["enable_expert_parallel"] else {}))
+    results = run_many(ranks, cells, NEW, tuple(PROMPTS))
+    for (mode, (options, groups, rows_moved)), result in zip(MODES[ranks].items(), results, strict=True):
+        plan, ep = result["plan"], options["enable_expert_parallel"]
+        assert result["verdict"] == "equal" and result["topk_ids_equal"] is True, (mode, result["failures"])
+        assert result["max_abs_logit_diff"] <= 1e-4
+        assert (plan["dispatch_group"], plan["reduce_group"], plan["split_group"]) == groups, mode
+        dp = plan["dp"]
+        assert [p["dp_rank"] for p in result["prompts"]] == [i % dp for i in range(len(PROMPTS))]
+        rows = sum(len(p["prompt_tokens"]) + NEW - 1 for p in result["prompts"])
+        assert result["bytes"]["payload"] == rows_moved(rows) * LAYERS * ROW, mode
+        assert result["bound"]["ratio"] == 1.0, mode
+        assert result["rows"]["sent"] == result["rows"]["received"]
+        experts = [CONFIG.n_routed_experts // ranks if ep else CONFIG.n_routed_experts]
+        assert [rank["experts"] for rank in result["ranks"]] == experts * ranks
+        held = {rank["expert_bytes"] for rank in result["ranks"]}
+        whole = 3 * CONFIG.hidden_size * CONFIG.moe_intermediate_size * 4 * LAYERS * CONFIG.n_routed_experts
+        assert held == {whole // ranks}  # whole experts or slices of all: the same share
+        if ep:
+            assert sum(result["load"]["routes_per_rank"]) == rows * LAYERS * K
+            _assert_every_route_once(tmp_path / mode, result, rows)
 
 
 def _assert_every_route_once(folder, result, rows):
