@@ -1,1 +1,1 @@
-"""What a plan costs before anything runs: memory of the MoE part, per rank."""
+"""What expert parallelism costs: memory of a plan, rows and bytes of a routing, FLOPs; counted and as a bound."""

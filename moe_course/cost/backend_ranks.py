@@ -38,6 +38,8 @@ def read_job(file: str | Path) -> Job:
 
     with safe_open(file, "pt") as opened:
         rest = json.loads(opened.metadata()["job"])
+    if isinstance(rest["ranks_per_node"], list):
+        rest["ranks_per_node"] = tuple(rest["ranks_per_node"])
     return Job(**load_file(file), **rest)
 
 

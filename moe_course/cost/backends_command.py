@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moe_course.errors import ConfigError, RankLost, VerificationFailed
-from moe_course.run_cli import Strategy
+from moe_course.options import parse_ranks_per_node
+from moe_course.run_flags import Quant, RanksPerNodeFlag, Strategy
 
 if TYPE_CHECKING:
     from moe_course.cost.compare import Job
@@ -38,9 +39,7 @@ def backends(
     transport: Annotated[Carrier, typer.Option(help="Who carries the rows; one_sided needs threads or shm.")] = (
         Carrier.gloo
     ),
-    ranks_per_node: Annotated[
-        int | None, typer.Option(help="Ranks that two_hop takes for one host. Default: half of them.")
-    ] = None,
+    ranks_per_node: RanksPerNodeFlag = None,
     rows: Annotated[int, typer.Option(help="Rows of each rank in a pass; of a file, at most.")] = 64,
     experts: Annotated[int | None, typer.Option(help="E. Default: 256, or as the file has.")] = None,
     top_k: Annotated[int, typer.Option("--top-k", help="Without a file: K.")] = 8,
@@ -54,9 +53,7 @@ def backends(
     rounds: Annotated[int, typer.Option(help="Rounds that are timed; backends take turns in each.")] = 10,
     hidden_size: Annotated[int, typer.Option(help="H.")] = 256,
     dtype: Annotated[RowDtype, typer.Option(help="Of rows and experts.")] = RowDtype.float32,
-    dispatch_quant: Annotated[
-        str | None, typer.Option(help="Rows go out as: fp8_group, fp8_group_ue8m0, fp8_token, fp8_tensor, int8_token.")
-    ] = None,
+    dispatch_quant: Annotated[Quant, typer.Option(help="Rows go out quantised, with their scales.")] = Quant.none,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="T_max: places for the rows of a rank. Default: --rows, so that they are used.")
     ] = None,
@@ -87,7 +84,7 @@ def backends(
         | ({} if experts is None else {"experts": experts})
     )
     console = Console(highlight=False)
-    nodes = ranks_per_node if ranks_per_node is not None else -(-world_size // 2)
+    nodes = parse_ranks_per_node(ranks_per_node) or -(-world_size // 2)  # two nodes, for two_hop
     sizes = {
         "world_size": world_size,
         "strategy": expert_placement_strategy.value,
@@ -95,7 +92,7 @@ def backends(
         "hidden_size": hidden_size,
         "inter": 64,
         "dtype": dtype.value,
-        "dispatch_quant": dispatch_quant,
+        "dispatch_quant": None if dispatch_quant == Quant.none else dispatch_quant.value,
         "max_num_tokens": max_num_tokens,
         "rounds": rounds,
         "seed": seed,

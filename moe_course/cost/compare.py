@@ -41,7 +41,7 @@ class Job:
     world_size: int
     experts: int
     strategy: str
-    ranks_per_node: int
+    ranks_per_node: int | tuple[int, ...]
     hidden_size: int
     inter: int
     dtype: str

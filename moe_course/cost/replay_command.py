@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from moe_course.errors import ConfigError
-from moe_course.planner.command import read_model
-from moe_course.run_cli import Strategy
+from moe_course.options import parse_ranks_per_node
+from moe_course.planner.command import WeightDtype, read_model
+from moe_course.run_flags import CombineDtypeFlag, Dtype, Quant, RanksPerNodeFlag, Strategy
 
 
 def replay(
@@ -17,7 +18,7 @@ def replay(
         Path, typer.Argument(help="Expert ids [T, L, K]: .npy, .npz, .pt, .safetensors, .json; or a --trace folder.")
     ],
     world_size: Annotated[int, typer.Option("--world-size", "--ranks", help="EP ranks that share the experts.")] = 8,
-    ranks_per_node: Annotated[int, typer.Option(help="EP ranks of a host. Default: all on one.")] = 0,
+    ranks_per_node: RanksPerNodeFlag = None,
     model: Annotated[
         str | None, typer.Option(help="Folder with config.json, or a name: tiny, glm-5.1. For E, H and its layers.")
     ] = None,
@@ -32,14 +33,9 @@ def replay(
         typer.Option(help="Whose row is it: contiguous, round_robin, trace. Default: trace if it says so."),
     ] = None,
     hidden_size: Annotated[int | None, typer.Option(help="H. Default: the model's, else 6144.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of rows: bfloat16, float16, float32.")] = "bfloat16",
-    dispatch_quant: Annotated[
-        str | None, typer.Option(help="Rows go out as: fp8_group, fp8_group_ue8m0, fp8_token, fp8_tensor, int8_token.")
-    ] = None,
-    combine_dtype: Annotated[
-        str | None,
-        typer.Option(help="Rows come home in it. Default: sums in float32, as here; vLLM has bfloat16."),
-    ] = None,
+    dtype: Annotated[WeightDtype, typer.Option(help="Of rows.")] = WeightDtype.bfloat16,
+    dispatch_quant: Annotated[Quant, typer.Option(help="Rows go out quantised, with their scales.")] = Quant.none,
+    combine_dtype: CombineDtypeFlag = Dtype.auto,
     max_num_batched_tokens: Annotated[
         int, typer.Option(help="T_max: rows of a rank in one batch, for shapes with fixed places.")
     ] = 256,
@@ -82,19 +78,23 @@ def replay(
             raise ConfigError(f"--{name} is {value}, needs to be at least {least}")
     config = read_model(model) if model is not None else None
     hidden = hidden_size or (config.hidden_size if config else 6144)
-    sizes = row_sizes(hidden, dtype, dispatch_quant, combine_dtype)
+    quant = None if dispatch_quant == Quant.none else dispatch_quant.value
+    home = None if combine_dtype == Dtype.auto else combine_dtype.value
+    sizes = row_sizes(hidden, dtype.value, quant, home)
     console = Console(highlight=False)
     with console.status(f"reading {file}"):
         routing = read_routing(file, key=key, layout=layout)
         if config is not None:
             routing = fit_to_model(routing, config, model)
         total, routing = number_of_experts(routing, experts, config)
-        placement = make_placement(world_size, total, expert_placement_strategy.value, ranks_per_node=ranks_per_node)
+        placement = make_placement(
+            world_size, total, expert_placement_strategy.value, ranks_per_node=parse_ranks_per_node(ranks_per_node)
+        )
         rank = ranks_of_rows(routing, world_size, rows_of)
     if hidden_size is None and config is None:
         routing = routing.noting(f"H is not known, {hidden} is taken, as of GLM-5.1; --hidden-size or --model says it")
-    if dispatch_quant is not None:
-        routing = routing.noting(*_quantising(dispatch_quant))
+    if quant is not None:
+        routing = routing.noting(*_quantising(quant))
     with _progress(console) as show:
         found = counted(
             routing,
@@ -105,8 +105,8 @@ def replay(
             hidden_size=hidden,
             progress=show,
         )
-    found |= {"model": model, "hidden_size": hidden, "dtype": dtype}
-    found |= {"dispatch_quant": dispatch_quant, "combine_dtype": combine_dtype}
+    found |= {"model": model, "hidden_size": hidden, "dtype": dtype.value}
+    found |= {"dispatch_quant": quant, "combine_dtype": home}
     print_replay(console, found)
     if json_file is not None:
         from moe_course.result import write_json

@@ -320,6 +320,10 @@ def test_counts_are_those_of_a_loop(strategy, nodes):
     assert lines["low_latency"]["buffer_bytes"] == E * 3 * out
     assert lines["low_latency"]["selection_bytes"] == int((ids >= 0).sum()) * (out + 16 + 256)
     assert lines["high_throughput"]["padding_bytes"] == 0
+    # a random router would send as many routes of each rank elsewhere as there are experts elsewhere
+    live = [int((ids[rank == r] >= 0).sum()) for r in range(5)]
+    uniform = sum(n * (1 - placement.num_local(r) / E) for r, n in enumerate(live))
+    assert lines["all_to_all"]["uniform"]["rows"]["dispatch"] == pytest.approx(uniform)
     load = torch.zeros(LAYERS, 5)
     for row, layer, k in (ids >= 0).nonzero().tolist():
         load[layer, placement.owner[ids[row, layer, k].long()]] += 1
@@ -358,11 +362,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     np.save(tmp_path / "ids.npy", random_ids().numpy().astype(np.int16))
     out = tmp_path / "out.json"
-    arguments = [str(tmp_path / "ids.npy"), "--ranks", "4", "--ranks-per-node", "2", "--experts", str(E)]
+    arguments = [str(tmp_path / "ids.npy"), "--ranks", "4", "--ranks-per-node", "1,3", "--experts", str(E)]
     more = ["--hidden-size", "256", "--dispatch-quant", "fp8_token", "--combine-dtype", "bfloat16", "--json", str(out)]
     assert main(["replay", *arguments, *more]) == 0
     shown, found = capsys.readouterr().out, json.loads(out.read_text())
     assert found["schema"] == "moe_course.replay/1" and found["experts"] == E and found["world_size"] == 4
+    assert found["ranks_per_node"] == [1, 3]
     assert found["row_bytes"] == {"dispatch": 260, "partial": 512, "contribution": 512}
     assert [line["backend"] for line in found["backends"]] == [
         "allgather_reducescatter", "all_to_all", "high_throughput", "low_latency", "two_hop", "two_hop, sums in node",
@@ -379,8 +384,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         (["--ranks", "20", "--experts", "14"], "14 experts cannot be spread over 20 EP ranks"),
         (["--ranks", "0"], "--world-size is 0, needs to be at least 1"),
         (["--model", "tiny"], r"has K = 4, --model tiny chooses 8"),
-        (["--dtype", "float8"], "dtype is 'float8', known values"),
-        (["--dispatch-quant", "fp4"], "fp4"),
+        (["--dtype", "float8"], "'float8' is not one of"),
+        (["--dispatch-quant", "fp4"], "'fp4' is not one of"),
+        (["--hidden-size", "100", "--dispatch-quant", "fp8_group"], "100"),
+        (["--ranks-per-node", "3,3"], "ranks_per_node 3,3 has 6 ranks, the EP group 8"),
         (["--rows-of", "me"], "--rows-of is 'me'"),
         (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens is 0"),
     ],
