@@ -75,7 +75,7 @@ def headers(
 
 @bench.command()
 def transports(
-    rounds: Annotated[int, typer.Option(help="Blocks of exchanges for each way.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Blocks of exchanges for each way.")] = 30,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """How long an all-to-all takes over gloo and over shared memory, by size; 2 and 4 ranks."""

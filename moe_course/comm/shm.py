@@ -27,18 +27,17 @@ import torch
 
 from moe_course.comm import semaphores
 from moe_course.comm.base import Comm
+from moe_course.comm.control import CONTROL, DATA, HEADER, WINDOW, control_blocks
 from moe_course.comm.dist import DistComm, _NamedErrors
-from moe_course.comm.header import FIELDS
 from moe_course.comm.mesh import Mesh
 from moe_course.comm.parts import copies, places, put, views, widths_of
 from moe_course.comm.segments import Segments
-from moe_course.comm.shared_memory import GROUPS, Memory, aligned
+from moe_course.comm.shared_memory import GROUPS, Memory
 from moe_course.comm.shm_start import start
 from moe_course.comm.wire import LostPeer
 from moe_course.errors import ConfigError, ExchangeTimeout, RankLost
 
-CONTROL, ROWS, GATHER, PADDED = 0, 1, 3, 5  # regions of a group; each kind of rows takes those up to the next
-HEADER, DATA, WINDOW = range(3)  # what a semaphore says about its source: its header, its rows, its puts are there
+ROWS, GATHER, PADDED = CONTROL + 1, CONTROL + 3, CONTROL + 5  # regions of a group: two, two and three
 
 
 class ShmComm(Comm):
@@ -68,25 +67,8 @@ class ShmComm(Comm):
         size, rank = self.world_size, self.rank
         self._peers = [(rank + step) % size for step in range(1, size)]  # everybody begins with another one
         self._began, self._what, self._over = 0.0, "", ""
+        self._post_to, self._wait_for, self._headers = control_blocks(memory, size, rank)
         self._turns = dict.fromkeys((HEADER, ROWS, GATHER, PADDED), 0)
-
-        # a member's control block: a semaphore for each purpose and source, then both halves of its own header
-        fields, first = aligned(8 * (len(FIELDS) + 1 + 2 * size)), aligned(3 * size * semaphores.STRIDE)
-        control = [self._region(member, CONTROL, first + 2 * fields) for member in range(size)]
-        self._post_to = [
-            [block.data_ptr() + (purpose * size + rank) * semaphores.STRIDE for block in control]
-            for purpose in (HEADER, DATA, WINDOW)
-        ]
-        mine = control[rank].data_ptr()
-        self._wait_for = [
-            [mine + (purpose * size + source) * semaphores.STRIDE for source in range(size)]
-            for purpose in (HEADER, DATA, WINDOW)
-        ]
-        self._headers = [
-            block[first : first + 2 * fields].view(torch.int64).view(2, fields // 8).numpy() for block in control
-        ]
-        for address in sum(self._wait_for, []):
-            semaphores.init(address)
 
     # -- what the contract asks for --------------------------------------------------------------------------------
 

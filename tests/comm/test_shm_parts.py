@@ -139,7 +139,7 @@ def test_memory_that_cannot_be_mapped(file):
         shared_memory.map_at(file, 1, 4096)  # not at the beginning of a page
 
 
-@pytest.mark.parametrize("widths", [[4], [3, 8, 1], [5, 0, 2]], ids=str)
+@pytest.mark.parametrize("widths", [(4,), (3, 8, 1), (5, 0, 2)], ids=str)
 @pytest.mark.parametrize("total", [0, 1, 7])
 def test_parts_lie_on_cache_lines_and_apart(widths, total):
     memory = torch.full((4096,), 255, dtype=torch.uint8)
@@ -162,7 +162,7 @@ def test_only_rows_in_use_are_written(width):
     """The rest of a segment keeps what it holds; rows of every alignment go to their slots."""
     sections, counts = torch.tensor([[2, 1], [0, 3]]), torch.tensor([1, 3, 2])
     plan, block = Segments(sections, 4, width), torch.arange(8 + 3)
-    rows = torch.arange(1, 7 * width + 1, dtype=torch.uint8)[width:].view(6, width)
+    rows = torch.arange(6 * width + 1, dtype=torch.uint8)[1:].view(6, width)
     memory = torch.full((plan.nbytes(0),), 255, dtype=torch.uint8)
     assert plan.put(memory, 0, 0, block, rows, counts) == 4
     blocks, segments = plan.take(memory, 0)
@@ -226,7 +226,7 @@ def test_strangers_are_sent_away(meshes):
 
     def pester(made):
         name, token = made[0].address.split()
-        hellos = [b"", b"x" * 20, bytes.fromhex(token) + (9).to_bytes(4, "little")]
+        hellos = [b"", b"x" * 16 + (1).to_bytes(4, "little"), bytes.fromhex(token) + (9).to_bytes(4, "little")]
         for hello in hellos:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(f"\0{name}")

@@ -30,7 +30,7 @@ def sent_by_the_host() -> int:
 
 
 def measure(comm, nbytes: int) -> dict:
-    """`EXCHANGES` times a message of `nbytes` to the peer, and metadata of a sixteenth of that: counted here and there."""
+    """`EXCHANGES` times a message of `nbytes` to the peer, with a sixteenth of that as metadata; counted twice."""
     n = nbytes // 4 // WIDTH
     rows, ids = torch.ones(n + 1, WIDTH), torch.ones(n + 1, 8, dtype=torch.int64)
     counts = [n, 1] if comm.rank else [1, n]  # one row stays

@@ -9,7 +9,8 @@ import torch
 
 from moe_course.comm import shm_start
 from moe_course.comm.base import Comm
-from moe_course.comm.shm import GATHER, HEADER, PADDED, ROWS, ShmComm
+from moe_course.comm.control import HEADER
+from moe_course.comm.shm import GATHER, PADDED, ROWS, ShmComm
 
 SLOW = 1  # the rank that takes its time
 PAUSE_S = 0.001

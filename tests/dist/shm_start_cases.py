@@ -16,7 +16,8 @@ from shm_cases import shared, window_turns
 
 from moe_course.comm import mesh, shm, shm_start
 from moe_course.comm.base import Comm
-from moe_course.comm.shm import DATA, ROWS, ShmComm
+from moe_course.comm.control import DATA
+from moe_course.comm.shm import ROWS, ShmComm
 from moe_course.errors import MoECourseError
 
 
