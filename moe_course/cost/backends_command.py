@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moe_course.config import MoEConfig
 from moe_course.errors import ConfigError, RankLost, VerificationFailed
-from moe_course.options import parse_ranks_per_node
+from moe_course.options import TINY, parse_ranks_per_node
 from moe_course.run_flags import Quant, RanksPerNodeFlag, Strategy
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ class RowDtype(StrEnum):
 def backends(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Expert ids as for moe-course replay. Default: a router with random weights."),
+        typer.Argument(
+            help="Expert ids as for moe-course replay. Default: a recording, the tiny model on the default prompts."
+        ),
     ] = None,
     world_size: Annotated[int, typer.Option("--world-size", "--ranks", help="Ranks.")] = 4,
     transport: Annotated[Carrier, typer.Option(help="Who carries the rows; one_sided needs threads or shm.")] = (
@@ -41,8 +44,12 @@ def backends(
     ),
     ranks_per_node: RanksPerNodeFlag = None,
     rows: Annotated[int, typer.Option(help="Rows of each rank in a pass; of a file, at most.")] = 64,
-    experts: Annotated[int | None, typer.Option(help="E. Default: 256, or as the file has.")] = None,
-    top_k: Annotated[int, typer.Option("--top-k", help="Without a file: K.")] = 8,
+    experts: Annotated[
+        int | None, typer.Option(help="E, if the file does not say. Without a file: a router with random weights.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="K of a router with random weights, in place of a file.")
+    ] = None,
     expert_placement_strategy: Annotated[
         Strategy, typer.Option(help="Which rank owns which expert; taken as it is, no fallback.")
     ] = Strategy.linear,
@@ -79,10 +86,12 @@ def backends(
 
     max_num_tokens = rows if max_num_batched_tokens is None else max_num_batched_tokens
     _check(
-        {"world-size": world_size, "rows": rows, "top-k": top_k, "passes": passes, "rounds": rounds}
+        {"world-size": world_size, "rows": rows, "passes": passes, "rounds": rounds}
         | {"hidden-size": hidden_size, "max-num-batched-tokens": max_num_tokens}
-        | ({} if experts is None else {"experts": experts})
+        | {name: value for name, value in (("experts", experts), ("top-k", top_k)) if value is not None}
     )
+    if file is None and experts is None and top_k is None:
+        file, experts = TINY / "routing.npy", MoEConfig.from_pretrained(TINY).n_routed_experts
     console = Console(highlight=False)
     nodes = parse_ranks_per_node(ranks_per_node) or -(-world_size // 2)  # two nodes, for two_hop
     sizes = {
@@ -98,7 +107,7 @@ def backends(
         "seed": seed,
     }
     with console.status("reading the routing"):
-        job, refused, notes = make_job(file, rows_of, rows, experts, top_k, passes, transport.value, sizes)
+        job, refused, notes = make_job(file, rows_of, rows, experts, top_k or 8, passes, transport.value, sizes)
     parts = _measure(console, job, transport.value)
     found = build_result(job, parts, refused, notes, transport.value, file)
     print_backends(console, found)
