@@ -1,7 +1,8 @@
 """Where padded segments lie in the memory of the rank that gets them. Built in: notebook 09.
 
-All blocks come first: where they lie depends on nothing that ranks could disagree about, so a rank reads what the
-others have said even if they think of other widths or capacities.
+First comes a note from every source: what its block begins with, and a number for the sections it has in mind. Where
+the notes lie depends on nothing that ranks could disagree about, so a rank reads what the others have said even if
+they think of other sections, capacities or widths. Behind the notes lie the blocks, and then the segments.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from moe_course.comm.padded import _HEAD, _part, slots
 from moe_course.comm.shared_memory import aligned, move
 
+_NOTE = aligned(8 * (1 + _HEAD))
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
@@ -28,11 +30,13 @@ class Segments:
         self.sections, self.capacity, self.width = sections, capacity, width
         self._number = sections.tolist()
         self._block_bytes = [8 * (_HEAD + sum(row)) for row in self._number]
+        # numbers, not strings: their hash is the same in every process
+        self._plan = hash((capacity, width, *(n for row in self._number for n in row)))
 
     @cached_property
     def _blocks(self) -> list[int]:
         """Where the block of each source begins; behind them begins the first segment."""
-        return list(accumulate(map(aligned, self._block_bytes), initial=0))
+        return list(accumulate(map(aligned, self._block_bytes), initial=_NOTE * len(self._number)))
 
     def _segments(self, peer: int) -> list[int]:
         """Where the segment of each source begins at `peer`, and the end of the last."""
@@ -44,11 +48,13 @@ class Segments:
         return self._segments(peer)[-1]
 
     def put(self, memory: torch.Tensor, source: int, peer: int, block, rows, counts: torch.Tensor) -> int:
-        """Write a source's block and its rows for `peer` into the memory of `peer`; returns how many rows.
+        """Write a source's note, block and rows for `peer` into the memory of `peer`; returns how many rows.
 
         Args:
             block: int64; rows: uint8 `[n or more, width]`, by section; counts: rows in each section of the source.
         """
+        note = torch.cat([torch.tensor([self._plan]), block[:_HEAD]]).view(torch.uint8)
+        move(memory, _NOTE * source, note, 0, note.numel())
         move(memory, self._blocks[source], block.view(torch.uint8), 0, self._block_bytes[source])
         here = _part(counts, self.sections, source, peer)
         n = int(here.sum())
@@ -57,7 +63,13 @@ class Segments:
         return n
 
     def take(self, memory: torch.Tensor, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """`(blocks, segments)` as `padded.pad` returns them; blocks are copies, segments views."""
+        """`(blocks, segments)` as `padded.pad` returns them; blocks are copies, segments views.
+
+        No segments, and only the beginnings of blocks, when ranks think of other sections: all of them see that.
+        """
+        notes = memory[: _NOTE * len(self._number)].view(torch.int64).view(-1, _NOTE // 8)[:, : 1 + _HEAD].clone()
+        if (notes[:, 0] != self._plan).any():
+            return list(notes[:, 1:]), []
         blocks = [memory[at : at + n] for at, n in zip(self._blocks[:-1], self._block_bytes, strict=True)]
         segments = [
             self._segment(memory, source, rank).view(row[rank], self.capacity, self.width)

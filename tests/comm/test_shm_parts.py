@@ -165,10 +165,12 @@ def test_only_rows_in_use_are_written(width):
     rows = torch.arange(6 * width + 1, dtype=torch.uint8)[1:].view(6, width)
     memory = torch.full((plan.nbytes(0),), 255, dtype=torch.uint8)
     assert plan.put(memory, 0, 0, block, rows, counts) == 4
+    assert plan.take(memory, 0)[1] == []  # nothing of the other one is there, or it thinks of other sections
+    assert plan.put(memory, 1, 0, block, rows[:0], torch.tensor([0, 0, 0])) == 0
     blocks, segments = plan.take(memory, 0)
     assert blocks[0].tolist() == block.tolist() and segments[1].shape == (0, 4, width)
     assert torch.equal(segments[0][0, 0], rows[0]) and torch.equal(segments[0][1, :3], rows[1:4])
-    assert int((memory != 255).sum()) == block.numel() * 8 + 4 * width
+    assert int((segments[0] != 255).sum()) == 4 * width
 
 
 # -- connections -----------------------------------------------------------------------------------------------------

@@ -77,14 +77,18 @@ def padded_disagreement(comm: Comm) -> list[str]:
     """Too many rows, another capacity, another width, another dtype, another layer: the errors. Then all is well."""
     said, last = [], comm.rank == comm.world_size - 1
     ones = torch.ones(comm.world_size, comm.world_size, dtype=torch.int64)
-    for kind in ("rows", "capacity", "width", "dtype", "layer", "nothing"):
+    for kind in ("rows", "capacity", "width", "dtype", "layer", "sections", "nothing"):
         odd = last and kind != "nothing"
         comm.layer, comm.step = (1 if odd and kind == "layer" else 0), 0
         rows = torch.zeros(comm.world_size, 7 if odd and kind == "width" else 6)
         rows = rows.int() if odd and kind == "dtype" else rows
+        sections, counts = ones, torch.ones(comm.world_size, dtype=torch.int64)
+        if odd and kind == "sections":  # one more for the first rank, and none for this one
+            sections = ones.clone()
+            sections[comm.rank, 0], sections[comm.rank, comm.rank] = 2, 0
         capacity, held = (9 if odd and kind == "capacity" else 2), (3 if odd and kind == "rows" else 1)
         try:
-            comm.all_to_all_padded(rows, torch.ones(comm.world_size, dtype=torch.int64), ones, capacity, held)
+            comm.all_to_all_padded(rows, counts, sections, capacity, held)
             said.append("")
         except MoECourseError as error:
             said.append(f"{type(error).__name__}: {error}")
