@@ -127,6 +127,10 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
         print_timings(result, console)
     if result["row_invariance"]:
         console.print(f"rows     {result['row_invariance']}", markup=False)
+    if result["quantised"]:
+        console.print(_quantised_line(result["quantised"]), markup=False, highlight=False)
+    if result["reduce_in_node"]:
+        console.print("sums     added in each node before they leave it: another order, up to 1e-5 from other backends")
     console.print(_verdict_line(result))
 
 
@@ -201,6 +205,14 @@ def _verdict_line(result: dict) -> Text:
     else:
         detail = "; ".join(result["failures"][:3])
     return Text.assemble("verdict  ", (verdict, style), f": {detail}")
+
+
+def _quantised_line(found: dict) -> str:
+    return (
+        f"quant    {found['format']} {found['when']}: {found['row_bytes']} bytes a row on the way out, "
+        f"{found['plain_row_bytes']} as it is; rows differ by {found['relative_rms']:.1%} (root mean square), "
+        f"a number by up to {found['max_abs']:.2g}"
+    )
 
 
 def _why_reported(result: dict) -> str:

@@ -43,7 +43,7 @@ def doctor(console=None) -> int:
     from rich.table import Table
 
     console = console or Console()
-    rows = [*_packages(), *_torch(), _checkpoint(), _loopback(), _machine()]
+    rows = [*_packages(), *_torch(), _checkpoint(), _loopback(), _shared_memory(), _machine()]
     table = Table("part", "found", "verdict", "what to do")
     for row in rows:
         table.add_row(row.part, escape(row.found), f"[{_STYLE[row.verdict]}]{row.verdict}[/]", escape(row.cure))
@@ -125,6 +125,17 @@ def _loopback() -> Row:
             return Row("loopback", "a port on 127.0.0.1 opens", "ok", needed=True)
     except OSError as error:
         return Row("loopback", str(error), "missing", "allow connections on 127.0.0.1 (firewall, sandbox)", needed=True)
+
+
+def _shared_memory() -> Row:
+    """What `--transport shm` needs: anonymous memory that processes share. A run also tests that every byte arrives."""
+    if not hasattr(os, "memfd_create"):
+        return Row("shared memory", "no memfd here", "note", "--transport gloo carries all shapes but one_sided")
+    try:
+        os.close(os.memfd_create("moe-course-doctor"))
+    except OSError as error:
+        return Row("shared memory", str(error), "note", "--transport gloo carries all shapes but one_sided")
+    return Row("shared memory", "memfd works: --transport shm", "ok")
 
 
 def _machine() -> Row:

@@ -21,7 +21,7 @@ from moe_course.expert_map import Placement
 from moe_course.experts import grouped_swiglu
 from moe_course.modes import Mode, plain_mode
 from moe_course.router import route
-from moe_course.rows import RowInvariance, padded_linear, row_invariance
+from moe_course.rows import TOLERANCE, RowInvariance, padded_linear, row_invariance
 from moe_course.stages import Stages
 
 PROBE_ROWS = 300  # batch that single rows are compared with when the layer is probed
@@ -137,7 +137,9 @@ class MoELayer(nn.Module):
         whole = self._probe(rows)
         for n in (1, 3, PROBE_ROWS // 3):
             if not all(torch.equal(part, all_[:n]) for part, all_ in zip(self._probe(rows[:n]), whole, strict=True)):
-                return RowInvariance(False, experts.multiple, f"{n} rows give other bits than {PROBE_ROWS} on this CPU")
+                why = f"{n} rows give other bits than {PROBE_ROWS} on this CPU"
+                tolerance = f"results agree to {TOLERANCE[self.w13.dtype]:g} instead"
+                return RowInvariance(False, experts.multiple, f"{why}; {tolerance}")
         return experts
 
     def _probe(self, rows: torch.Tensor) -> list[torch.Tensor]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from moe_course.comm.base import Comm
 from moe_course.comm.ledger import Ledger
 from moe_course.glm.generate import generate
-from moe_course.guard.faults import Faults
+from moe_course.guard.faults import Faults, chain
 from moe_course.guard.known_layer import KnownLayer
 from moe_course.options import RunOptions
+from moe_course.quant import QuantError, error
 from moe_course.stages import Stages
 from moe_course.static_shapes import CapturedExperts
 from moe_course.trace.record import Recorder
@@ -46,9 +47,12 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
     mine = job.plan.rank(rank)
     lead = mine.tp == 0 and mine.pcp == 0  # of the ranks that share rows, this one speaks
     recorder = Recorder(values=options.trace_values, slots=options.trace is not None)
+    losses = QuantLosses(job.backend.format)
     captured = _captured_experts(job, rank) if options.static_shapes else None
     stages = Stages() if captured is None else Stages(experts=captured)
-    model = Faults(options.fault_specs(), rank).load(job, comm, recorder, checked=options.guard, stages=stages)
+    model = Faults(options.fault_specs(), rank).load(
+        job, comm, chain(recorder, losses), checked=options.guard, stages=stages
+    )
     invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
     report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
     guard.check_model(model, job, comm)
@@ -100,10 +104,25 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
             "routed": recorder.routed(),
             "rows_per_pass": {(e["step"], e["layer"]): e["topk_ids"] for e in recorder.passes},
             "guard": guard.seconds | guard.audited,
+            "quant_losses": losses.found,
             "peak_rss": peak_rss(),
         }
     )
     return everybody, {"loaded_s": loaded_s, "invariance": invariance}
+
+
+class QuantLosses:
+    """Receiver of layer events: how much the rows of each layer's first pass with rows lose when quantised."""
+
+    def __init__(self, fmt: str | None):
+        self.fmt = fmt
+        self.found: dict[int, QuantError] = {}  # layer -> error
+
+    def __call__(self, stage: str, layer, **tensors) -> None:
+        if stage == "route" and self.fmt is not None and layer.layer not in self.found:
+            rows = tensors["hidden_states"]
+            if len(rows):
+                self.found[layer.layer] = error(rows, self.fmt)
 
 
 def _captured_experts(job, rank: int) -> CapturedExperts:

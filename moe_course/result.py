@@ -40,7 +40,7 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "backend": plan.backend.name,
         "transport": job.transport,
         "transport_reason": job.travel.reason,
-        "quantised": _quantised(job),
+        "quantised": _quantised(job, everybody),
         "plan": plan.as_dict(),
         "ranks": [_rank_row(part, plan) for part in everybody],
         "prompts": [
@@ -63,6 +63,7 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "bytes": {"payload": total.payload, "padding": total.padding, "metadata": total.metadata},
         "bound": {"payload": bound, "ratio": payload / bound if bound else None},
         "moved": moved,
+        "reduce_in_node": options.reduce_in_node,
         "ledger": ledger.as_rows(),
         "load": _load(plan, everybody),
         **_speed([part for part in everybody if part["lead"]], tokens, facts["loaded_s"]),
@@ -116,17 +117,20 @@ def _moved(job, everybody) -> list[dict]:
     return found
 
 
-def _quantised(job) -> dict | None:
+def _quantised(job, everybody) -> dict | None:
     """What quantised rows cost and save here; None where rows travel as they are."""
     backend, hidden = job.backend, job.config.hidden_size
     if backend.format is None:
         return None
+    losses = [loss for part in everybody for loss in part["quant_losses"].values()]
     when = "before the rows travel" if backend.before else "where the rows arrive"
     return {
         "format": backend.format,
         "when": when,
         "row_bytes": job.travel.sizes.dispatch,
         "plain_row_bytes": hidden * job.dtype.itemsize,
+        "relative_rms": max((loss.relative_rms for loss in losses), default=None),
+        "max_abs": max((loss.max_abs for loss in losses), default=None),
     }
 
 
