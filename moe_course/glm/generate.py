@@ -76,24 +76,24 @@ def generate(
     generators = {g.index: torch.Generator().manual_seed(seed * 1_000_003 + g.index) for g in generations}
     batch = _Batch(model, generations)
     timing, ended = Timing(), set()
-    logits = torch.empty(0, 0)
     began, parts = time.perf_counter(), batch.parts(model.capacity, comm)
     timing.prefill_passes = len(parts)
-    for step in range(max_new_tokens):
-        if step == 0:
-            for number, columns in enumerate(parts):
-                found, rows = batch.advance(number, comm, ended, on_pass, columns)  # [B, V]
-                logits = logits if columns is None else found
-                timing.prefill_tokens += rows
-            timing.prefill_s = time.perf_counter() - began
-            if on_decode:
-                on_decode()
+    logits = torch.empty(0, 0)  # [B, V] of the last position
+    for number, columns in enumerate(parts):
+        if columns is None:
+            batch.join(number, comm, on_pass)
         else:
+            logits, rows = batch.prompt_part(number, comm, columns, on_pass)
+            timing.prefill_tokens += rows
+    timing.prefill_s = time.perf_counter() - began
+    if on_decode:
+        on_decode()
+    for step in range(max_new_tokens):
+        if step:
             began = time.perf_counter()
-            logits, rows = batch.advance(len(parts) - 1 + step, comm, ended, on_pass)
-            timing.decode_s, timing.decode_tokens = (
-                timing.decode_s + time.perf_counter() - began, timing.decode_tokens + rows
-            )  # fmt: skip
+            logits, rows = batch.next_token(len(parts) - 1 + step, comm, ended, on_pass)
+            timing.decode_s += time.perf_counter() - began
+            timing.decode_tokens += rows
         chosen = []
         for g, row in zip(generations, logits, strict=True):
             if g.index in ended:
@@ -162,7 +162,7 @@ class _Batch:
 
         All ranks make the same number of passes, so all must call this.
         """
-        if capacity is None:
+        if capacity is None or comm is None:
             return [slice(0, self.longest)] if self.generations else [None]
         found: list[slice | None] = []
         first = rows = 0
@@ -178,33 +178,42 @@ class _Batch:
         most = int(comm.all_gather_rows(torch.empty(1, 0, device=self.model.device), mine).metadata[0].max())
         return found + [None] * (max(most, 1) - len(found))
 
-    def advance(
-        self, number: int, comm: Comm | None, ended: set[int], on_pass, columns: slice | None | str = "next"
-    ) -> tuple[torch.Tensor, int]:
-        """One pass: logits `[B, V]` of the last position, and the number of live rows.
+    def prompt_part(self, number: int, comm: Comm | None, columns: slice, on_pass) -> tuple[torch.Tensor, int]:
+        """A pass over these columns of the prompts: logits `[B, V]` of the last one, and the number of live rows."""
+        padded = [[0] * (self.longest - len(g.prompt_tokens)) + g.prompt_tokens for g in self.generations]
+        input_ids = torch.tensor(padded, device=self.model.device)[:, columns]
+        mask = self.mask[:, : columns.stop]
+        return self._advance(number, comm, input_ids, mask[:, columns].bool(), mask, on_pass)
 
-        Args:
-            columns: of the prompts, None for a pass without rows; "next" is the token that was chosen last.
-        """
+    def next_token(self, number: int, comm: Comm | None, ended: set[int], on_pass) -> tuple[torch.Tensor, int]:
+        """A pass over the tokens that were chosen last; prompts that have ended bring no row."""
+        if not self.generations:
+            self.join(number, comm, on_pass)
+            return torch.empty(0, 0), 0
+        input_ids = torch.tensor([[g.tokens[-1]] for g in self.generations], device=self.model.device)
+        live = torch.tensor([[g.index not in ended] for g in self.generations], device=self.model.device)
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.generations), 1)], dim=1)
+        return self._advance(number, comm, input_ids, live, self.mask, on_pass)
+
+    def join(self, number: int, comm: Comm | None, on_pass) -> None:
+        """A pass with zero rows. The shell cannot run on them, so its sparse layers are called in order without it."""
         if comm is not None:
             comm.step = number
-        if not self.generations or columns is None:
-            self._join_with_zero_rows(number, on_pass)
-            return torch.empty(0, 0), 0
-        device, mask = self.model.device, self.mask
-        if columns != "next":
-            padded = [[0] * (self.longest - len(g.prompt_tokens)) + g.prompt_tokens for g in self.generations]
-            mask = self.mask[:, : columns.stop]
-            input_ids, live = torch.tensor(padded, device=device)[:, columns], mask[:, columns].bool()
-        else:
-            input_ids = torch.tensor([[g.tokens[-1]] for g in self.generations], device=device)
-            live = torch.tensor([[g.index not in ended] for g in self.generations], device=device)
-            mask = self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.generations), 1)], dim=1)
+        if on_pass:
+            on_pass(number, torch.empty(0, dtype=torch.int64), [])
+        for block in self.model.blocks:
+            layer = block.layer
+            layer(torch.empty(0, self.model.config.hidden_size, dtype=layer.w13.dtype, device=layer.w13.device))
+
+    def _advance(self, number, comm, input_ids, live, mask, on_pass) -> tuple[torch.Tensor, int]:
+        if comm is not None:
+            comm.step = number
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]  # [B, S]
         for block in self.model.blocks:
             block.live = live.reshape(-1)
         if on_pass:
-            prompts = torch.tensor([g.index for g in self.generations], device=device).unsqueeze(1).expand_as(live)
+            prompts = torch.tensor([g.index for g in self.generations], device=live.device)
+            prompts = prompts.unsqueeze(1).expand_as(live)
             places = zip(prompts[live].tolist(), positions[live].tolist(), strict=True)
             on_pass(number, input_ids[live], list(places))
         output = self.model.shell(
@@ -216,14 +225,6 @@ class _Batch:
             logits_to_keep=1,
         )
         return output.logits[:, -1], int(live.sum())
-
-    def _join_with_zero_rows(self, number: int, on_pass) -> None:
-        """The shell cannot run on zero rows, so its sparse layers are called in order without it."""
-        if on_pass:
-            on_pass(number, torch.empty(0, dtype=torch.int64), [])
-        for block in self.model.blocks:
-            layer = block.layer
-            layer(torch.empty(0, self.model.config.hidden_size, dtype=layer.w13.dtype, device=layer.w13.device))
 
 
 def _choose(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
