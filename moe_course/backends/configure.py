@@ -106,14 +106,14 @@ def configure(name: str, **options: Any) -> Backend:
 
 
 def _quantized(arrived: Dispatched, fmt: str) -> Dispatched:
-    """Rows quantised where they arrived. Of padded ones only those that count: the others hold anything."""
+    """Rows quantised where they arrived, those that count: others hold anything, and would have a say in a scale."""
     rows = arrived.hidden_states
-    if arrived.layout != "padded":
-        q, scales = quant.quantize(rows, fmt)
-        return replace(arrived, hidden_states=q, scales=scales)
-    used = torch.arange(rows.shape[1], device=rows.device) < arrived.expert_num_tokens.unsqueeze(1)  # [E_local, C]
+    if arrived.layout == "padded":
+        used = torch.arange(rows.shape[1], device=rows.device) < arrived.expert_num_tokens.unsqueeze(1)  # [E_local, C]
+    else:
+        used = (arrived.topk_ids >= 0).any(dim=1)  # [M]
     found, found_scales = quant.quantize(rows[used], fmt)
-    q = found.new_zeros(*rows.shape[:2], found.shape[1])
-    scales = found_scales.new_zeros(*rows.shape[:2], found_scales.shape[1])
+    q = found.new_zeros(*rows.shape[:-1], found.shape[-1])
+    scales = found_scales.new_zeros(*rows.shape[:-1], found_scales.shape[-1])
     q[used], scales[used] = found, found_scales
     return replace(arrived, hidden_states=q, scales=scales)

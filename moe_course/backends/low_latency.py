@@ -72,10 +72,12 @@ def dispatch(
     counts = torch.stack(arrived.counts)
     handle = Sent(routes, owner, topk_weights, counts, sections, max_num_tokens)
     rows = hidden_states.new_empty(int(local[comm.rank]), comm.world_size * max_num_tokens, hidden_states.shape[1])
-    for source, segment in enumerate(arrived.segments):
-        used = slots_of(_of(handle, source, comm.rank), max_num_tokens).to(rows.device)
-        rows.flatten(0, 1)[_places(handle, source, comm.rank).to(rows.device)] = segment.flatten(0, 1)[used]
-    expert_num_tokens = sum(_of(handle, source, comm.rank) for source in range(comm.world_size))
+    here = _of(handle, slice(None), comm.rank)  # [R, E_local]
+    for segment, theirs, places in zip(arrived.segments, here, _places(handle, comm.rank), strict=True):
+        if len(places):
+            used = slots_of(theirs, max_num_tokens).to(rows.device)
+            rows.flatten(0, 1)[places.to(rows.device)] = segment.flatten(0, 1)[used]
+    expert_num_tokens = here.sum(0)
     no_ids = topk_ids.new_empty(0, topk_ids.shape[1])
     return Dispatched(rows, None, no_ids, None, expert_num_tokens.int().to(rows.device), "padded", handle)
 
@@ -83,9 +85,9 @@ def dispatch(
 def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) -> torch.Tensor:
     """Every raw output goes back into the segment its row came from; weights and sums are the source's. `[T, H]`."""
     sent: Sent = dispatched.handle
-    outputs, ranks = expert_output.flatten(0, 1), range(comm.world_size)
-    places = torch.cat([_places(sent, source, comm.rank) for source in ranks]).to(outputs.device)
-    counts = torch.cat([_of(sent, source, comm.rank) for source in ranks])
+    outputs = expert_output.flatten(0, 1)
+    places = torch.cat(_places(sent, comm.rank)).to(outputs.device)
+    counts = _of(sent, slice(None), comm.rank).reshape(-1)
     home = comm.all_to_all_padded(outputs[places], counts, sent.sections.T, sent.capacity, 0)
     t, k = sent.owner.shape
     contributions = expert_output.new_zeros(t * k, expert_output.shape[2])
@@ -103,7 +105,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
     send, receive = torch.full((2, topk_ids.numel()), -1)
     ranks, routes = range(comm.world_size), sent.routes.cpu()
     send[routes] = torch.cat([slots_of(_of(sent, comm.rank, owner), sent.capacity) for owner in ranks])
-    receive[routes] = torch.cat([_places(sent, comm.rank, owner) for owner in ranks])
+    receive[routes] = torch.cat([_places(sent, owner)[comm.rank] for owner in ranks])
     return send.view(topk_ids.shape), receive.view(topk_ids.shape)
 
 
@@ -114,15 +116,20 @@ def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traf
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0), "contributions")
 
 
-def _of(sent: Sent, source: int, owner: int) -> torch.Tensor:
-    """Rows from `source` for each expert of `owner`: `[E_owner]`."""
-    first = int(sent.sections[source, :owner].sum())
-    return sent.counts[source, first : first + int(sent.sections[source, owner])]
+def _of(sent: Sent, source: int | slice, owner: int) -> torch.Tensor:
+    """Rows from `source` for each expert of `owner`: `[E_owner]`; from a slice of sources `[n, E_owner]`."""
+    first = int(sent.sections[0, :owner].sum())  # every rank has the same sections
+    return sent.counts[source, first : first + int(sent.sections[0, owner])]
 
 
-def _places(sent: Sent, source: int, owner: int) -> torch.Tensor:
-    """Where `source`'s rows lie in `owner`'s `[E_owner * R * T_max]`: in each expert behind those of lower sources."""
-    counts = _of(sent, source, owner)
-    before = sum((_of(sent, lower, owner) for lower in range(source)), torch.zeros_like(counts))
-    stride = len(sent.counts) * sent.capacity
-    return slots_of(counts, stride) + before.repeat_interleave(counts)
+def _places(sent: Sent, owner: int) -> tuple[torch.Tensor, ...]:
+    """Where every source's rows lie in `owner`'s `[E_owner * R * T_max]`: in each expert lower sources come first.
+
+    One tensor per source, its rows by expert.
+    """
+    counts = _of(sent, slice(None), owner)  # [R, E_owner]
+    stride = len(counts) * sent.capacity
+    start = torch.arange(counts.shape[1]) * stride + counts.cumsum(0) - counts
+    flat = counts.reshape(-1)
+    within = torch.arange(int(flat.sum())) - (flat.cumsum(0) - flat).repeat_interleave(flat)
+    return (within + start.reshape(-1).repeat_interleave(flat)).split(counts.sum(1).tolist())

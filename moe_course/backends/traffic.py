@@ -66,6 +66,6 @@ def destinations(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 def owners(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Rank that owns each route's expert, in the group's numbers: `[T, K]` int64; -1 where there is none."""
-    ids = topk_ids.long()
+    ids = topk_ids.long().contiguous()  # and so is the answer: callers number its routes row * K + k
     owner = placement.owner.to(ids.device).long()
     return torch.where(ids >= 0, owner[ids.clamp(min=0)], -1)

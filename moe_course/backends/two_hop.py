@@ -10,6 +10,7 @@ Source: DeepEP's internode kernels (`deepep_v2` hybrid mode), which forward over
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -130,11 +131,17 @@ def forwarders(placement: Placement) -> torch.Tensor:
 
     In another node it is the rank with the sender's place, counted round where that node is smaller.
     """
-    via = torch.empty(placement.ep_size, placement.ep_size, dtype=torch.int64)
-    for sources in placement.nodes:
+    return _forwarders(tuple(map(tuple, placement.nodes)))
+
+
+@cache
+def _forwarders(nodes: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+    size = sum(map(len, nodes))
+    via = torch.empty(size, size, dtype=torch.int64)
+    for sources in nodes:
         for place, source in enumerate(sources):
-            for node in placement.nodes:
-                via[source, node] = source if node == sources else node[place % len(node)]
+            for node in nodes:
+                via[source, list(node)] = source if node == sources else node[place % len(node)]
     return via
 
 

@@ -15,7 +15,7 @@ import torch
 from moe_course.comm.header import OPS, compare_fields, dtype_code
 from moe_course.comm.ledger import Entry
 from moe_course.comm.packing import from_bytes, row_bytes, to_bytes
-from moe_course.errors import CapacityExceeded, ConfigError
+from moe_course.errors import CapacityExceeded, ConfigError, ExchangeMismatch
 
 if TYPE_CHECKING:
     from moe_course.comm.base import Comm
@@ -66,6 +66,11 @@ def exchange_padded(
     if comm.shared.compare:
         compare_fields(heads[:, : len(FIELDS)].numpy(), comm.members, FIELDS)
     comm._done()
+    if not segments:
+        raise ExchangeMismatch(
+            f"rank {comm.world_rank}: {what}: segments came that are not of the expected size, although width and "
+            "capacity agree; every rank must use the same placement"
+        )
     if heads[:, -1].any():
         full = int(heads[:, -1].argmax())
         raise CapacityExceeded(
@@ -74,7 +79,7 @@ def exchange_padded(
             "send fewer rows"
         )
     theirs = [block[_HEAD:] for block in blocks]
-    here = [_part(theirs[source], sections, source, rank) for source in range(size)]
+    here = _for(theirs, sections, rank)
     comm.ledger.rows_received += sum(int(here[source].sum()) for source in range(size) if source != rank)
     tensors = [
         from_bytes(segment.reshape(-1, row_bytes(rows)), rows).view(-1, capacity, *rows.shape[1:])
@@ -92,13 +97,13 @@ def pad(comm: Comm, block, rows, counts, sections, capacity: int, what: str):
         block: int64; rows: uint8 `[n, B]`, by section; counts: rows in each section.
 
     Returns:
-        `(blocks, segments)`, lists over ranks: int64 `[…]` and uint8 `[sections[s, rank], capacity, B]`.
+        `(blocks, segments)`, lists over ranks: int64 `[…]` and uint8 `[sections[s, rank], capacity, B]`. No segments
+        when one is of another size than expected: then the blocks disagree, which is for the caller to say.
     """
-    rank, size, width = comm.rank, comm.world_size, rows.shape[1]
+    rank, width = comm.rank, rows.shape[1]
     head = block.to(rows.device).view(torch.uint8)
     outgoing, done = [], 0
-    for peer in range(size):
-        mine = _part(counts, sections, rank, peer)
+    for mine in counts.split(sections[rank].tolist()):
         n = int(mine.sum())
         segment = rows.new_empty(len(head) + len(mine) * capacity * width)
         segment[: len(head)] = head
@@ -107,12 +112,15 @@ def pad(comm: Comm, block, rows, counts, sections, capacity: int, what: str):
         outgoing.append(segment)
         done += n
     blocks_bytes = (8 * (_HEAD + sections.sum(1))).tolist()
-    sizes = [blocks_bytes[source] + int(sections[source, rank]) * capacity * width for source in range(size)]
+    numbers = sections[:, rank].tolist()
+    sizes = [block + n * capacity * width for block, n in zip(blocks_bytes, numbers, strict=True)]
     received = comm._segments(outgoing, sizes, what)
+    if any(len(segment) != n for segment, n in zip(received, sizes, strict=True)):
+        return [segment[: 8 * _HEAD].cpu().view(torch.int64) for segment in received], []
     blocks = [segment[:n].cpu().view(torch.int64) for segment, n in zip(received, blocks_bytes, strict=True)]
     segments = [
-        segment[n:].view(int(sections[source, rank]), capacity, width)
-        for source, (segment, n) in enumerate(zip(received, blocks_bytes, strict=True))
+        segment[block:].view(n, capacity, width)
+        for segment, block, n in zip(received, blocks_bytes, numbers, strict=True)
     ]
     return blocks, segments
 
@@ -129,11 +137,19 @@ def _part(counts: torch.Tensor, sections: torch.Tensor, source: int, peer: int) 
     return counts[first : first + int(sections[source, peer])]
 
 
+def _for(counts: list[torch.Tensor], sections: torch.Tensor, peer: int) -> list[torch.Tensor]:
+    """Of every source's counts those of its sections for `peer`."""
+    ends = sections[:, : peer + 1].sum(1).tolist()
+    pairs = zip(counts, ends, sections[:, peer].tolist(), strict=True)
+    return [theirs[end - n : end] for theirs, end, n in pairs]
+
+
 def _record(comm: Comm, block, rows, counts, sections, capacity: int) -> None:
     width = row_bytes(rows)
-    for peer in range(comm.world_size):
+    numbers = sections[comm.rank].tolist()
+    for peer, mine in enumerate(counts.split(numbers)):
         if peer != comm.rank:
-            n = int(_part(counts, sections, comm.rank, peer).sum())
-            room = int(sections[comm.rank, peer]) * capacity if comm.sends_padding else n
+            n = int(mine.sum())
+            room = numbers[peer] * capacity if comm.sends_padding else n
             entry = Entry(n * width, (room - n) * width, block.numel() * 8, n, 1)
             comm.ledger.add(OP, comm.layer, comm.world_rank, comm.members[peer], entry)
