@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from moe_course.cli import main
 from moe_course.options import TINY
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "glm"))
@@ -37,7 +38,16 @@ def assert_one_line(course, ended, code, *says):
         (["--device", "tpu"], ["tpu", "cuda"]),
         (["--dtype", "fp7"], ["fp7"]),
         (["--all2all-backend", "carrier_pigeon"], ["carrier_pigeon", "allgather_reducescatter"]),
-        (["--transport", "shm"], ["shm"]),
+        (["--transport", "threads"], ["threads", "run_threads"]),
+        (["--all2all-backend=flashinfer_nvlink_one_sided", "--transport=gloo"], ["gloo has none that ranks share"]),
+        (["--all2all-backend", "high_throughput"], ["high_throughput", "deepep_high_throughput"]),
+        (["--ranks-per-node", "2,x"], ["--ranks-per-node is '2,x'"]),
+        (["--all2all-backend", "two_hop", "--ranks-per-node", "3,2"], ["3,2 has 5 ranks", "4"]),
+        (["--reduce-in-node"], ["--reduce-in-node", "two_hop"]),
+        (["--static-shapes"], ["--static-shapes", "deepep_low_latency"]),
+        (["--max-num-batched-tokens", "0"], ["--max-num-batched-tokens is 0"]),
+        (["--all2all-backend", "deepep_high_throughput", "--dispatch-quant", "fp8_token"], ["fp8_token", "per token"]),
+        (["--dispatch-quant", "fp7"], ["fp7"]),
         (["--expert-placement-strategy", "random"], ["random", "round_robin"]),
         (["--prompt", "x" * 600], ["601 tokens", "512", "633"]),
         (["--max-new-tokens", "0"], ["--max-new-tokens is 0"]),
@@ -57,8 +67,21 @@ def assert_one_line(course, ended, code, *says):
         (["--world-size", "2", "--override", "4:dtype=bfloat16"], ["rank 4", "ranks 0 to 1"]),
     ],
 )  # fmt: skip
-def test_wrong_options_end_before_a_rank_starts(course, args, says):
-    assert_one_line(course, course.run(*args), 2, *says)
+def test_wrong_options_end_before_a_rank_starts(args, says, capfd, monkeypatch):
+    def started(*args, **more):
+        raise AssertionError("processes were started")
+
+    monkeypatch.setattr("moe_course.launch.launch", started)
+    assert main(["run", *args]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    for part in says:
+        assert part in lines[0]
+
+
+def test_a_wrong_option_of_the_command_is_one_line(course):
+    """The same through a process of its own."""
+    assert_one_line(course, course.run("--all2all-backend", "carrier_pigeon"), 2, "carrier_pigeon", "two_hop")
 
 
 def test_checking_options_needs_no_torch():
