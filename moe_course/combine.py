@@ -31,20 +31,25 @@ def sum_contributions(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def sum_of_owners(partials: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+def sum_of_owners(partials: Sequence[torch.Tensor], rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Add the partial sums that came home, row by row in the order in which they lie here: `[num_rows, H]`.
 
     Args:
-        partials: `[n, H]`, those of lower owner ranks first.
-        rows: `[n]` int64, which row each belongs to. A row without any is zero.
+        partials: tensors `[n, H]`, those of lower owner ranks first; at least one, perhaps without rows.
+        rows: `[sum n]` int64, which row each belongs to. A row without any is zero.
     """
     order = rows.argsort(stable=True)
     counts = torch.bincount(rows, minlength=num_rows)
     place = torch.empty_like(order)  # which of its row's partial sums is it?
     place[order] = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
     most = int(counts.max()) if num_rows else 0
-    slots = partials.new_zeros(num_rows, max(most, 1), *partials.shape[1:], dtype=_sum_dtype(partials.dtype))
-    slots[rows, place] = partials.to(slots.dtype)
+    like = partials[0]
+    slots = like.new_zeros(num_rows, max(most, 1), *like.shape[1:], dtype=_sum_dtype(like.dtype))
+    done = 0
+    for part in partials:
+        here = slice(done, done + len(part))
+        slots[rows[here], place[here]] = part.to(slots.dtype)
+        done += len(part)
     return sum_contributions(slots.unbind(1))
 
 

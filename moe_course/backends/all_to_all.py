@@ -53,11 +53,12 @@ def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) 
     """Send every output back the way its row came; weight and add them where the row belongs. `[T, H]`."""
     sent: Sent = dispatched.handle
     received, expected = sent.matrix[:, comm.rank].tolist(), sent.matrix[comm.rank].tolist()
-    home = comm.all_to_all_rows(expert_output, received, receive_counts=expected, borrow=True)
-    t, k = sent.owner.shape
-    contributions = home.rows.new_zeros(t * k, home.rows.shape[1])
-    contributions[sent.routes] = home.rows
-    return weigh_and_sum(contributions.view(t, k, home.rows.shape[1]), sent.topk_weights, sent.owner)
+    home = comm.all_to_all_views(expert_output, received, receive_counts=expected)
+    (t, k), hidden = sent.owner.shape, expert_output.shape[1]
+    contributions = expert_output.new_zeros(t * k, hidden)
+    for routes, outputs in zip(sent.routes.split(expected), home, strict=True):
+        contributions[routes] = outputs
+    return weigh_and_sum(contributions.view(t, k, hidden), sent.topk_weights, sent.owner)
 
 
 def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placement: Placement):

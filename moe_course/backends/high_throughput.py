@@ -53,8 +53,8 @@ def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) 
     """One partial sum per row and owner comes home; owners are added in rank order. `[T, H]`."""
     sent: Sent = dispatched.handle
     received, expected = sent.matrix[:, comm.rank].tolist(), sent.matrix[comm.rank].tolist()
-    home = comm.all_to_all_rows(expert_output, received, receive_counts=expected, borrow=True)
-    return sum_of_owners(home.rows, sent.rows, len(sent.going))
+    home = comm.all_to_all_views(expert_output, received, receive_counts=expected)
+    return sum_of_owners(home, sent.rows, len(sent.going))
 
 
 def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placement: Placement):

@@ -87,7 +87,7 @@ def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) 
         comm.put(window, source, comm.rank * capacity, expert_output[source * capacity : source * capacity + n])
     comm.flush(window)
     home = comm.wait(window)
-    partials = torch.cat([home[owner * capacity : owner * capacity + n] for owner, n in enumerate(mine)])
+    partials = [home[owner * capacity : owner * capacity + n] for owner, n in enumerate(mine)]
     return sum_of_owners(partials, sent.going.T.nonzero()[:, 1], len(sent.going))
 
 

@@ -80,15 +80,15 @@ def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) 
     forwarded = sent.onward.T.nonzero()[:, 1]  # the row of each partial sum, owners in rank order
     came = sent.first[:, rank]  # rows from each source
     if sent.reduce_in_node:
-        partials, per_row = sum_of_owners(back.rows, forwarded, len(sent.onward)), torch.ones_like(sent.onward.sum(1))
+        partials, per_row = sum_of_owners([back.rows], forwarded, len(sent.onward)), torch.ones_like(sent.onward.sum(1))
     else:
         partials, per_row = back.rows[forwarded.argsort(stable=True)], sent.onward.sum(1)
     source = torch.arange(comm.world_size).repeat_interleave(came).to(per_row.device)
     counts = torch.bincount(source.repeat_interleave(per_row), minlength=comm.world_size).tolist()
 
     due, rows = _due(sent, rank)
-    home = comm.all_to_all_rows(partials.to(expert_output.dtype), counts, receive_counts=due, borrow=True)
-    return sum_of_owners(home.rows, rows, len(sent.going))
+    home = comm.all_to_all_views(partials.to(expert_output.dtype), counts, receive_counts=due)
+    return sum_of_owners(home, rows, len(sent.going))
 
 
 def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placement: Placement):

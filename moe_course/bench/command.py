@@ -79,24 +79,32 @@ def transports(
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """How long an all-to-all takes over gloo and over shared memory, by size; 2 and 4 ranks."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     figures = _measure(console, "moe_course.bench.transport_ranks", rounds)
-    table = Table(title=f"all-to-all, least / median of {rounds} rounds in turns", title_justify="left")
-    for name in ("ranks", "part", "a rank sends", "gloo, us", "shm, us", "times", "shm, copied, us", "times"):
-        table.add_column(name, justify="right")
-    for one in figures:
-        found = {way: (min(seconds), median(seconds)) for way, seconds in one["times"].items()}
-        cells = [f"{1e6 * least:.0f} / {1e6 * middle:.0f}" for least, middle in found.values()]
-        faster = [
-            " / ".join(f"{there / here:.1f}" for there, here in zip(found["gloo"], found[way], strict=True))
-            for way in ("shm", "shm, copied")
-        ]
-        sent = f"{one['bytes'] >> 10} KB"
-        table.add_row(str(one["ranks"]), one["part"], sent, cells[0], cells[1], faster[0], cells[2], faster[1])
-    console.print(table)
+    for name, of in (("least", min), ("median", median)):
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            title=f"all-to-all, {name} of {rounds} rounds in turns, microseconds",
+            title_justify="left",
+        )
+        table.add_column("what", no_wrap=True)
+        for column in ("ranks", "KB", "gloo", "views", "", "one", "", "copied", ""):
+            table.add_column(column, justify="right", no_wrap=True)
+        for one in figures:
+            gloo, *others = (of(seconds) for seconds in one["times"].values())
+            cells = [cell for other in others for cell in (f"{1e6 * other:.0f}", f"{gloo / other:.1f} x")]
+            what = {"primitive": "exchange", "operation": "with header"}[one["part"]]
+            table.add_row(what, str(one["ranks"]), str(one["bytes"] >> 10), f"{1e6 * gloo:.0f}", *cells)
+        console.print(table)
+    console.print(
+        "KB: what a rank sends, its own part included. Shared memory, read where it lies: views of each source, or one "
+        "tensor; or copied out of it. x: how many times as fast as gloo.",
+        highlight=False,
+    )
     _store(json_file, "transports", rounds, figures)
     return 0
 

@@ -1,8 +1,9 @@
 """Rank program of `moe-course bench transports`: the same rows over gloo and over shared memory, in turns.
 
 `primitive` is the exchange alone, `dist.all_to_all_single` against what stands in its place on shared memory;
-`operation` is `all_to_all_rows`, header, comparison and ledger included. Shared memory is read in place ("shm") or
-copied out of it ("shm, copied").
+`operation` is `all_to_all_rows`, header, comparison and ledger included. Shared memory is read in place, source by
+source, and own rows stay where they are ("shm, views"); read in place as one tensor ("shm"); or copied out of it
+("shm, copied").
 """
 
 from __future__ import annotations
@@ -41,15 +42,24 @@ def variants(gloo, over_shm, rows: torch.Tensor) -> dict[str, dict]:
     return {
         "primitive": {
             "gloo": single,
+            "shm, views": lambda: over_shm._all_to_all_views(packed, matrix),
             "shm": lambda: over_shm._all_to_all(packed, matrix, True)[0].view(torch.float32),
             "shm, copied": lambda: over_shm._all_to_all(packed, matrix, False)[0].view(torch.float32),
         },
         "operation": {
             "gloo": lambda: gloo.all_to_all_rows(rows, counts).rows,
+            "shm, views": lambda: over_shm.all_to_all_views(rows, counts),
             "shm": lambda: over_shm.all_to_all_rows(rows, counts, borrow=True).rows,
             "shm, copied": lambda: over_shm.all_to_all_rows(rows, counts).rows,
         },
     }
+
+
+def in_one(received) -> torch.Tensor:
+    """What came as one fp32 tensor, for the comparison: views are lists by source, of rows or of their parts."""
+    if isinstance(received, torch.Tensor):
+        return received
+    return torch.cat([rows if isinstance(rows, torch.Tensor) else rows[0].view(torch.float32) for rows in received])
 
 
 def measure(ways: dict, times: int, rounds: int) -> dict[str, list[float]]:
@@ -75,7 +85,7 @@ def main(rounds: int) -> int:
             for part, ways in variants(gloo, over_shm, rows).items():
                 expected = ways["gloo"]().clone()
                 for name, way in ways.items():
-                    if not torch.equal(way(), expected):
+                    if not torch.equal(in_one(way()), expected):
                         raise RuntimeError(f"{name} delivers other rows than gloo at {nbytes} bytes")
                 seconds = measure(ways, times, rounds)
                 if rank == 0:

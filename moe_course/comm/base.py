@@ -36,7 +36,7 @@ class Comm(Transport):
     the whole world; messages and ledger use those.
 
     `borrow=True` allows an operation to return views of the transport's own memory instead of copies. They hold
-    until this rank's next exchange but one.
+    until this rank's next exchange but one, and may be read, not changed: an all-gather's are one memory for all.
 
     Operations raise ExchangeMismatch (ranks disagree), ExchangeTimeout (a peer does not come) or RankLost (a
     peer is gone), each on all ranks that are still there.
@@ -111,6 +111,22 @@ class Comm(Transport):
         self._record("all_to_all_rows", rows, metadata, send_counts)
         received = self._all_to_all(parts, matrix, borrow)
         return self._received(received, (rows, *metadata), matrix)
+
+    def all_to_all_views(
+        self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """As `all_to_all_rows`, but the rows of each source by themselves, in place where the transport can.
+
+        This rank's own rows are the caller's, the others hold until its next exchange but one. They may be read, not
+        changed.
+        """
+        parts = to_bytes(rows, (), self.world_rank)
+        matrix = self._agree("all_to_all_rows", rows, (), send_counts, receive_counts)
+        self._record("all_to_all_rows", rows, (), send_counts)
+        received = self._all_to_all_views(parts, matrix)
+        self.ledger.rows_received += sum(len(part) for source, (part,) in enumerate(received) if source != self.rank)
+        self._done()
+        return [from_bytes(part, rows) for (part,) in received]
 
     def all_to_all_padded(
         self, rows: torch.Tensor, counts: torch.Tensor, sections: torch.Tensor, capacity: int, held: int

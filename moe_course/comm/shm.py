@@ -90,11 +90,33 @@ class ShmComm(Comm):
         return torch.from_numpy(messages)
 
     def _all_to_all(self, parts: list[torch.Tensor], matrix: torch.Tensor, borrow: bool) -> list[torch.Tensor]:
+        counts = matrix.tolist()
+        column, widths = [row[self.rank] for row in counts], widths_of(parts)
+        memory = self._put_rows(parts, counts, widths, [*self._peers, *([self.rank] if borrow else [])])
+        if borrow:
+            return views(memory, sum(column), widths)
+        before = sum(column[: self.rank])
+        gap = before, before + column[self.rank]
+        return copies(memory, sum(column), widths, gap, parts, sum(counts[self.rank][: self.rank]))
+
+    def _all_to_all_views(self, parts: list[torch.Tensor], matrix: torch.Tensor) -> list[list[torch.Tensor]]:
+        """Own rows are not copied at all: half of everything with two ranks."""
+        counts = matrix.tolist()
+        column, widths = [row[self.rank] for row in counts], widths_of(parts)
+        memory = self._put_rows(parts, counts, widths, self._peers)
+        split = [part.split(column) for part in views(memory, sum(column), widths)]
+        found = [list(each) for each in zip(*split, strict=True)]
+        start, n = sum(counts[self.rank][: self.rank]), column[self.rank]
+        found[self.rank] = [part[start : start + n] for part in parts]
+        return found
+
+    def _put_rows(self, parts, counts: list[list[int]], widths: tuple[int, ...], peers: list[int]) -> torch.Tensor:
+        """Put rows where they belong in the memories of these ranks; this rank's memory, once its own are there."""
         self._enter()
         try:
-            index, counts, rank = ROWS + self._turn(ROWS, self.halves), matrix.tolist(), self.rank
-            widths, starts = widths_of(parts), [0, *accumulate(counts[rank])]
-            for peer in [*self._peers, *([rank] if borrow else [])]:
+            index, rank = ROWS + self._turn(ROWS, self.halves), self.rank
+            starts = [0, *accumulate(counts[rank])]
+            for peer in peers:
                 n = counts[rank][peer]
                 if n:  # otherwise nothing is put and nothing posted: both sides know
                     column = [row[peer] for row in counts]
@@ -107,11 +129,7 @@ class ShmComm(Comm):
             for peer in self._peers:
                 if column[peer]:
                     self._wait(DATA, peer)
-            total, before = sum(column), sum(column[:rank])
-            memory = self._region(rank, index, places(total, widths)[1])
-            if borrow:
-                return views(memory, total, widths)
-            return copies(memory, total, widths, (before, before + column[rank]), parts, starts[rank])
+            return self._region(rank, index, places(sum(column), widths)[1])
         except BaseException as error:
             self._leave(error)
             raise

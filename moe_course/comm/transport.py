@@ -37,6 +37,12 @@ class Transport(ABC):
         `matrix[s, d]` rows go from rank s to rank d.
         """
 
+    def _all_to_all_views(self, parts: list[torch.Tensor], matrix: torch.Tensor) -> list[list[torch.Tensor]]:
+        """The same, source by source, in place where that can be; this rank's own rows are those it was given."""
+        counts = matrix[:, self.rank].tolist()
+        received = [part.split(counts) for part in self._all_to_all(parts, matrix, True)]
+        return [[part[source] for part in received] for source in range(len(counts))]
+
     @abstractmethod
     def _all_gather(self, parts: list[torch.Tensor], counts: list[int], borrow: bool) -> list[torch.Tensor]:
         """Give everybody these parts of rows, uint8 `[n, bytes]`; `counts[s]` rows come from rank s."""

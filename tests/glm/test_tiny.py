@@ -51,18 +51,21 @@ def test_file_is_small_and_the_router_is_fp32():
 
 @pytest.mark.slow
 def test_held_out_loss_and_load_are_those_of_the_card():
-    """Of the stored file, loaded as fp32, on modules that were never trained on."""
+    """Of the stored file, loaded as fp32, on every tenth window of modules that were never trained on.
+
+    The card names the command that takes all of them; it needs minutes.
+    """
     from moe_course.glm.corpus import held_out_bytes
     from moe_course.glm.train_tiny import evaluate
 
     before = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)  # minutes on one thread
     try:
-        figures, card = evaluate(TINY, (512,)), (TINY / "README.md").read_text()
+        figures, card = evaluate(TINY, (512,), every=10), (TINY / "README.md").read_text()
     finally:
         torch.set_num_threads(before)
     assert figures["loss_512"] <= 1.15 and figures["loss_512"] < figures["xz_9_nats_per_byte"]
     assert max(figures["max_over_mean_load"]) <= 2.0
     same_text = f"{len(held_out_bytes()):,} bytes" in card  # another Python version has other files
-    printed = float(re.search(r"windows of 512 bytes \| \*\*([\d.]+)", card)[1])
+    printed = float(re.search(r"every tenth window \| ([\d.]+)", card)[1])
     assert figures["loss_512"] == pytest.approx(printed, abs=0.002 if same_text else 0.05)

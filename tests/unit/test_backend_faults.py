@@ -165,3 +165,11 @@ def test_sums_do_not_depend_on_the_order_of_routes(order):
     assert float(weigh_and_sum(contributions, torch.ones(1, 3), one_owner)) == 2.0**-9
     assert float(sum_contributions(contributions.float().unbind(1))) == 2.0**-9
     assert float(sum_contributions(contributions.unbind(1))) == (2.0**-9 if order[2] == 2.0**-9 else 0.0)
+
+
+def test_what_lies_in_the_place_of_a_missing_route_does_not_count():
+    """A contribution of -1 may be anything: it is left out, not multiplied by nothing."""
+    contributions = torch.tensor([1.0, float("nan"), 4.0, float("inf")]).view(1, 4, 1)
+    owner = torch.tensor([[1, -1, 0, -1]])
+    assert float(weigh_and_sum(contributions, torch.full((1, 4), 0.5), owner)) == 2.5
+    assert float(weigh_and_sum(contributions, torch.full((1, 4), 0.5), torch.full((1, 4), -1))) == 0.0

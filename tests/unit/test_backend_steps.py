@@ -15,7 +15,8 @@ from moe_course.rows import RowInvariance, row_invariance
 
 CONFIG = make_config(10, 4, 64, 32)
 OPERATIONS = (
-    "all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_to_all_padded", "all_reduce", "barrier", "split",
+    "all_gather_rows", "reduce_scatter_rows", "all_to_all_rows", "all_to_all_views", "all_to_all_padded", "all_reduce",
+    "barrier", "split",
     "window", "open", "put", "flush", "wait",
 )  # fmt: skip
 
@@ -176,6 +177,22 @@ def test_one_row_too_many_is_told_to_all_ranks(name, ranks, weights, verdict):
         assert all("raise --max-num-batched-tokens on all ranks" in found[2 * step - 1] for found in results)
     expected = oracle(fits, weights, placement, shared=False)
     for place in (0, 2, 4):
+        assert not differences([found[place] for found in results], expected, verdict)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_another_capacity_in_the_same_group(name, weights, verdict):
+    """On all ranks at once: larger and smaller buffers, each call with the one that fits."""
+    placement = make_placement(3, 10)
+    batches = [make_batch(counts, CONFIG, torch.float32, seed=1) for counts in ([2, 0, 1], [5, 9, 0], [2, 1, 0])]
+
+    def rank_function(comm):
+        both = zip(batches, (2, 9, 2), strict=True)
+        return [run_batch(comm, weights, placement, batch, fixed(name, n), shared=False).output for batch, n in both]
+
+    results = run_threads(3, rank_function)
+    for place, batch in enumerate(batches):
+        expected = oracle(batch, weights, placement, shared=False)
         assert not differences([found[place] for found in results], expected, verdict)
 
 

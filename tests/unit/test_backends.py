@@ -94,7 +94,8 @@ def test_shapes_agree_on_random_problems(data):
     strategy = data.draw(st.sampled_from(["linear", "round_robin"]), label="strategy")
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), label="dtype")
     counts = data.draw(st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks), label="rows")
-    weights = make_weights(make_config(experts, min(top_k, experts), 32, 16), dtype)
+    hidden = data.draw(st.sampled_from([32, 5]), label="H")  # rows of an odd number of bytes, too
+    weights = make_weights(make_config(experts, min(top_k, experts), hidden, 16), dtype)
     placement = make_placement(ranks, experts, strategy, ranks_per_node=nodes)
     batch = make_batch(counts, weights.config, dtype, seed=sum(counts))
     for ids in batch.topk_ids:

@@ -80,7 +80,7 @@ def owners_from_the_last_one(backend, patch):
     if backend.module.__name__.endswith(ROUTES):
         patch.setattr(backend.module, "weigh_and_sum", lambda c, w, o: weigh_and_sum(c.flip(1), w.flip(1), o.flip(1)))
     else:
-        wrong = lambda partials, rows, n: sum_of_owners(partials.flip(0), rows.flip(0), n)  # noqa: E731
+        wrong = lambda partials, rows, n: sum_of_owners([torch.cat(partials).flip(0)], rows.flip(0), n)  # noqa: E731
         patch.setattr(backend.module, "sum_of_owners", wrong)
     return backend
 
@@ -104,7 +104,7 @@ def forwards_in_the_wrong_order(backend, patch):
         counts = torch.bincount(source.repeat_interleave(sent.onward.sum(1)), minlength=comm.world_size).tolist()
         due, rows = two_hop._due(sent, rank)
         home = comm.all_to_all_rows(back.rows[order], counts, receive_counts=due)
-        return sum_of_owners(home.rows, rows, len(sent.going))
+        return sum_of_owners([home.rows], rows, len(sent.going))
 
     return changed(backend, combine=combine)
 
