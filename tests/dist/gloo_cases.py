@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from layer_cases import Batch, batches, fixed_route, make_config, make_layer, make_weights
 
-from moe_course.backends import BACKENDS
+from moe_course.backends.configure import configure
 from moe_course.comm.base import Comm
 from moe_course.comm.ledger import Ledger
 from moe_course.errors import MoECourseError
@@ -22,7 +22,9 @@ SHAPES = {8: (8, 2, 64, 48), 10: (10, 4, 64, 32), 256: (256, 8, 32, 16)}  # E ->
 def layer_problem(ranks: int, experts: int, strategy: str, dtype: torch.dtype, backend: str):
     """Weights, placement and batches, the same in every process. Without dispatch all ranks hold all rows."""
     weights = make_weights(make_config(*SHAPES[experts]), dtype, seed=3)
-    placement: Placement = make_placement(ranks, experts, strategy)
+    placement: Placement = make_placement(
+        ranks, experts, strategy, ranks_per_node=max(1, ranks - 1)
+    )  # two uneven nodes
     found = batches(ranks, placement, weights.config, dtype)
     if backend == "no_dp_ep":
         for name, batch in found.items():
@@ -35,12 +37,18 @@ def layer_outputs(comm: Comm, experts: int, strategy: str, dtype: torch.dtype, b
     """This rank's output of every batch, the verdict on row invariance, and the ledger."""
     weights, placement, found = layer_problem(comm.world_size, experts, strategy, dtype, backend)
     comm.ledger, comm.step = Ledger(), 0
-    layer = make_layer(weights, placement, comm, BACKENDS[backend], layer=4)
+    module = configure(backend, max_num_tokens=8)  # at most 6 rows a rank; padding costs
+    layer = make_layer(weights, placement, comm, module, layer=4)
     outputs = {}
     for name, batch in found.items():
         layer.stages = fixed_route(batch.topk_weights[comm.rank], batch.topk_ids[comm.rank])
         outputs[name] = layer(batch.hidden_states[comm.rank])
     return {"outputs": outputs, "verdict": layer.row_invariance(), "ledger": comm.ledger.as_rows()}
+
+
+def many_layers(comm: Comm, asked: list[tuple]) -> list[dict[str, Any]]:
+    """`layer_outputs` of several cells, one after the other."""
+    return [layer_outputs(comm, *cell) for cell in asked]
 
 
 def failure(comm: Comm) -> dict[str, Any]:

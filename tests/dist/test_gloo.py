@@ -17,8 +17,6 @@ from exchange_cases import (
     pairs,
     twice_the_same_group,
 )
-from gloo_cases import layer_outputs, layer_problem
-from layer_cases import Batch, differences, oracle
 
 from moe_course.comm import dist
 from moe_course.comm.sim import run_threads
@@ -50,27 +48,6 @@ def test_disagreement_is_the_same_error_on_all_ranks(gloo, size, kind):
         assert words in message
     after = torch.cat([torch.full((rank, 2), float(rank)) for rank in range(size)])
     assert all(torch.equal(result["after"], after) for result in results)
-
-
-@pytest.mark.parametrize("backend", ["allgather_reducescatter", "no_dp_ep"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("experts", "strategy"), [(8, "linear"), (10, "linear"), (10, "round_robin"), (256, "linear")])
-@pytest.mark.parametrize("size", SIZES)
-def test_layer_equals_the_oracle(gloo, size, experts, strategy, dtype, backend):
-    """Every hard batch: ragged rows, ranks without rows, -1 ids, all rows to one expert. And the bytes of threads."""
-    arguments = (experts, strategy, dtype, backend)
-    found = gloo(size).run("gloo_cases:layer_outputs", *arguments)
-    weights, placement, problems = layer_problem(size, *arguments)
-    for name, batch in problems.items():
-        outputs = [result["outputs"][name] for result in found]
-        if backend == "no_dp_ep":
-            once = Batch(batch.hidden_states[:1], batch.topk_weights[:1], batch.topk_ids[:1])
-            expected = oracle(once, weights, placement) * size
-        else:
-            expected = oracle(batch, weights, placement)
-        assert not differences(outputs, expected, found[0]["verdict"]), name
-    threads = run_threads(size, layer_outputs, *arguments)
-    assert [result["ledger"] for result in found] == [result["ledger"] for result in threads]
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------

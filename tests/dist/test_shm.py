@@ -17,10 +17,8 @@ from exchange_cases import (
     pairs,
     twice_the_same_group,
 )
-from gloo_cases import layer_outputs
 from shm_cases import PADDED, nested_groups, padded_many, padded_problem, sections_of, window_turns
 
-from moe_course.backends import BACKENDS
 from moe_course.comm.sim import run_threads
 
 SIZES = [2, 4]  # four ranks are more than many a machine has cores
@@ -141,14 +139,3 @@ def test_the_ordinary_way_to_send_segments(on_shm, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_windows_equal_those_of_threads(on_shm, size):
     assert on_shm(size, "shm_cases:window_turns") == run_threads(size, window_turns)
-
-
-@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"no_dp_ep"}))
-@pytest.mark.parametrize("size", SIZES)
-def test_layer_equals_that_of_threads(on_shm, size, backend):
-    """Every hard batch through every backend, which borrows what it can: the same bits, and no padding travels."""
-    arguments = (10, "linear", torch.float32, backend)
-    found, threads = on_shm(size, "gloo_cases:layer_outputs", *arguments), run_threads(size, layer_outputs, *arguments)
-    for mine, theirs in zip(found, threads, strict=True):
-        assert bits(mine["outputs"]) == bits(theirs["outputs"])
-        assert mine["ledger"] == [row | {"padding": 0} for row in theirs["ledger"]]

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from moe_course.backends import BACKENDS
+from moe_course.backends.traffic import RowBytes
 from moe_course.combine import sum_contributions
 from moe_course.config import MoEConfig
 from moe_course.expert_map import make_placement
@@ -130,7 +131,7 @@ def _assert_sums(folder, world_size):
 
 
 def test_bound_of_no_communication_is_zero():
-    assert BACKENDS["no_dp_ep"].payload_bound([torch.zeros(3, 8)], 1, 1, make_placement(1, 8)) == 0
+    assert BACKENDS["no_dp_ep"].traffic([torch.zeros(3, 8)], make_placement(1, 8)).payload(RowBytes(1, 1, 1)) == 0
 
 
 def test_fallbacks_and_old_names_are_said_out_loud(course):

@@ -151,6 +151,14 @@ def test_every_shape_in_a_column_of_ranks_that_share_rows(case):
         assert not differences(outputs, [expected[case.holder(rank)] for rank in range(case.world)], promised(weights))
 
 
+def test_a_column_knows_its_hosts():
+    """Hosts of 3, 1 and 4 ranks, every second rank: two, none and two are left, and rows are forwarded among those."""
+    placement = make_placement(8, 16, ranks_per_node=(3, 1, 4)).within([0, 2, 4, 6])
+    assert placement.nodes == [[0, 1], [2, 3]]
+    assert BACKENDS["two_hop"].forwarders(placement).tolist() == [[0, 0, 2, 2], [1, 1, 3, 3]] * 2
+    assert make_placement(4, 8).within([1, 3]).nodes == [[0, 1]]
+
+
 # -- fewer bytes -----------------------------------------------------------------------------------------------------
 
 
