@@ -57,13 +57,18 @@ class Placement:
         return int((self.owner == rank).sum())
 
     def within(self, ep_ranks: list[int]) -> Placement:
-        """The catalogue as a smaller group sees it: owners by their place in `ep_ranks`, -1 for experts elsewhere."""
+        """The catalogue as a smaller group sees it: owners by their place in `ep_ranks`, -1 for experts elsewhere.
+
+        Args:
+            ep_ranks: rising; those of one host still share it.
+        """
         if ep_ranks == list(range(self.ep_size)):
             return self
         owner = torch.full_like(self.owner, -1)
         for place, ep_rank in enumerate(ep_ranks):
             owner[self.owner == ep_rank] = place
-        return replace(self, owner=owner, ep_size=len(ep_ranks), ranks_per_node=len(ep_ranks))
+        shares = [sum(rank in node for rank in ep_ranks) for node in self.nodes]
+        return replace(self, owner=owner, ep_size=len(ep_ranks), ranks_per_node=tuple(n for n in shares if n))
 
     def sliced(self, rank: int, ranks: int) -> Placement:
         """The catalogue of ranks that each hold a slice of every expert: all experts are here, on `rank`."""
