@@ -63,7 +63,10 @@ def test_permutation_is_stable_and_complete(ids):
 
 
 def test_ids_and_weights_stay_paired():
-    """After localisation both keep the shape [T, K]: on rank 1 only (row 0, local 1) and (row 1, local 2) live."""
+    """Both keep the shape [T, K]: on rank 1 only (row 0, local 1) and (row 1, local 2) live.
+
+    huggingface/transformers#45473 expanded one of them to [T, E_local].
+    """
     ids = torch.tensor([[0, 5], [6, 1], [2, 3]], dtype=torch.int32)
     weights = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.9, 0.1]])
     _, expert_map = determine_expert_map(2, 1, 8)

@@ -210,13 +210,13 @@ def test_partials_added_in_arrival_order_are_caught():
     assert not differences([rows.double() for rows in outputs], [rows.double() for rows in outputs], verdict)
 
 
-# -- C1: the scale, once, on the routed part -------------------------------------------------------------------------
+# -- the scale, once, on the routed part ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("shared", "factor"), [(False, 2.5), (True, 3.5)], ids=["routed-only", "with-shared"])
 def test_scale_applies_once_and_only_to_the_routed_part(name, shared, factor):
-    """Experts that return a row of ones as it is, two of them at one half each, scale 2.5."""
+    """Experts that return a row of ones as it is, two of them at one half each, scale 2.5. vllm-project/vllm#24119."""
     hidden = 8
     config = make_config(4, 2, hidden, hidden)
     one = torch.eye(hidden)
@@ -237,7 +237,7 @@ def test_scale_applies_once_and_only_to_the_routed_part(name, shared, factor):
         torch.testing.assert_close(output, factor * rows, rtol=0, atol=1e-5)
 
 
-# -- D1: every rank joins every layer --------------------------------------------------------------------------------
+# -- every rank joins every layer ------------------------------------------------------------------------------------
 
 
 def three_passes(comm, weights, placement, *, idle_returns_early=False):
