@@ -129,6 +129,12 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
         console.print(f"rows     {result['row_invariance']}", markup=False)
     if result["quantised"]:
         console.print(_quantised_line(result["quantised"]), markup=False, highlight=False)
+    if result["across_nodes"]:
+        crossed, ranks = result["across_nodes"], " + ".join(map(str, result["across_nodes"]["ranks"]))
+        console.print(
+            f"nodes    {len(crossed['ranks'])} of {ranks} ranks: {crossed['rows']:,} rows, {crossed['payload']:,} "
+            "payload bytes went from one to another"
+        )
     if result["reduce_in_node"]:
         console.print("sums     added in each node before they leave it: another order, up to 1e-5 from other backends")
     console.print(_verdict_line(result))

@@ -63,6 +63,7 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "bytes": {"payload": total.payload, "padding": total.padding, "metadata": total.metadata},
         "bound": {"payload": bound, "ratio": payload / bound if bound else None},
         "moved": moved,
+        "across_nodes": _across_nodes(plan, ledger),
         "reduce_in_node": options.reduce_in_node,
         "ledger": ledger.as_rows(),
         "load": _load(plan, everybody),
@@ -115,6 +116,22 @@ def _moved(job, everybody) -> list[dict]:
             moved = {"payload": counted.payload, "bound": bound, "ratio": ratio, "padding": counted.padding}
             found.append({"layer": layer, "phase": phase, "passes": len(mine), "rows": counted.rows} | moved)
     return found
+
+
+def _across_nodes(plan, ledger) -> dict | None:
+    """Rows and their bytes that went from one node to another, where the plan has several; else None."""
+    nodes = plan.placement.nodes
+    if not plan.moe.use_ep or len(nodes) < 2:
+        return None
+    home = {rank: number for number, node in enumerate(nodes) for rank in node}  # by EP rank
+    node = {rank: home[plan.rank(rank).ep_rank] for rank in range(plan.world_size)}
+    crossed = [
+        entry
+        for (_, layer, source, destination), entry in ledger.entries.items()
+        if layer >= 0 and node[source] != node[destination]
+    ]
+    rows, payload = (sum(getattr(entry, name) for entry in crossed) for name in ("rows", "payload"))
+    return {"ranks": [len(node) for node in nodes], "rows": rows, "payload": payload}
 
 
 def _quantised(job, everybody) -> dict | None:
