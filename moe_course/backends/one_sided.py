@@ -18,7 +18,6 @@ from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm, Window
 from moe_course.comm.packing import from_bytes, join, row_bytes, to_bytes
 from moe_course.dispatch import Dispatched
-from moe_course.errors import CapacityExceeded
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
@@ -59,8 +58,7 @@ def dispatch(
     packed = join([*parts, parts[0].new_zeros(len(hidden_states), fill)])  # [T, B]
     window = _window(comm, "rows", comm.world_size * max_num_tokens, packed)
     going = destinations(topk_ids, placement)
-    matrix = comm.open(window, going.sum(0).tolist(), len(hidden_states))
-    _check(window, comm, max_num_tokens)
+    matrix = comm.open(window, going.sum(0).tolist(), len(hidden_states), max_num_tokens)
     for peer in range(comm.world_size):
         comm.put(window, peer, comm.rank * max_num_tokens, packed[going[:, peer]], metadata=routing + fill)
     comm.flush(window)
@@ -111,13 +109,3 @@ def _window(comm: Comm, use: str, rows: int, like: torch.Tensor) -> Window:
     if key not in comm.buffers:
         comm.buffers[key] = comm.window((rows, *like.shape[1:]), like.dtype)
     return comm.buffers[key]
-
-
-def _check(window: Window, comm: Comm, capacity: int) -> None:
-    for rank, held in enumerate(window.held):
-        if held > capacity:
-            raise CapacityExceeded(
-                f"rank {comm.members[rank]} has {held} rows, T_max is {capacity} (layer {comm.layer}, step "
-                f"{comm.step}): a window of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, "
-                "or send fewer rows"
-            )

@@ -202,13 +202,16 @@ class Comm(Transport):
         """
         return one_sided.window(self, shape, dtype)
 
-    def open(self, window: Window, send_counts: Sequence[int], held: int = 0) -> torch.Tensor:
+    def open(
+        self, window: Window, send_counts: Sequence[int], held: int = 0, capacity: int | None = None
+    ) -> torch.Tensor:
         """Begin a turn: show everybody the header, and how many rows go where. Returns that as `[R, R]`.
 
         Args:
-            held: rows this rank brings; all ranks find them in `window.held`.
+            held: rows this rank brings.
+            capacity: the most a rank may bring. Raises CapacityExceeded on all ranks when one has more.
         """
-        return one_sided.open(self, window, send_counts, held)
+        return one_sided.open(self, window, send_counts, held, capacity)
 
     def put(self, window: Window, peer: int, start: int, rows: torch.Tensor, metadata: int = 0) -> None:
         """Write rows `[n, …]` into `peer`'s memory of this turn, from its row `start` on.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from moe_course.comm.base import Comm
+from moe_course.comm.header import FIELDS, compare_fields
 from moe_course.comm.shared import Shared
 from moe_course.errors import ExchangeTimeout, MoECourseError, RankLost
 
@@ -80,7 +81,7 @@ class SimComm(Comm):
 
     def _exchange(self, message: torch.Tensor, what: str) -> torch.Tensor:
         self._what = what
-        return torch.stack(self._meet(message))
+        return torch.stack(self._one_kind(self._meet(message)))
 
     def _all_to_all(self, parts: list[torch.Tensor], matrix: torch.Tensor, borrow: bool) -> list[torch.Tensor]:
         counts = matrix[self.rank].tolist()
@@ -94,7 +95,15 @@ class SimComm(Comm):
 
     def _segments(self, send: list[torch.Tensor], receive_bytes: list[int], what: str) -> list[torch.Tensor]:
         self._what = what
-        return [theirs[self.rank] for theirs in self._meet([segment.clone() for segment in send])]
+        met = self._one_kind(self._meet([segment.clone() for segment in send]))
+        return [theirs[self.rank] for theirs in met]
+
+    def _one_kind(self, met: list[Any]) -> list[Any]:
+        """Headers of all ranks, or segments, which say the same in front; raises if some brought these, some those."""
+        if len({type(item) for item in met}) > 1:
+            heads = [item if isinstance(item, torch.Tensor) else item[0][:32].view(torch.int64) for item in met]
+            compare_fields(torch.stack([head[:4] for head in heads]).numpy(), self.members, FIELDS)
+        return met
 
     def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
         return self._meet(torch.zeros(shape, dtype=dtype))

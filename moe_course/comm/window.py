@@ -17,6 +17,7 @@ import torch
 
 from moe_course.comm.ledger import Entry
 from moe_course.comm.packing import row_bytes
+from moe_course.errors import CapacityExceeded
 
 if TYPE_CHECKING:
     from moe_course.comm.base import Comm
@@ -31,14 +32,12 @@ class Window:
         like: `[0, *shape[1:]]`, dtype and width for headers.
         turn: turns opened so far.
         matrix: `[R, R]` int64, rows announced for this turn.
-        held: rows each rank said it brings.
     """
 
     memories: list[torch.Tensor]
     like: torch.Tensor
     turn: int = 0
     matrix: torch.Tensor | None = None
-    held: list[int] | None = None
 
     def of(self, rank: int) -> torch.Tensor:
         """The half of `rank`'s memory that this turn uses."""
@@ -54,10 +53,16 @@ def window(comm: Comm, shape: Sequence[int], dtype: torch.dtype) -> Window:
     return Window(memories, rows)
 
 
-def open(comm: Comm, window: Window, send_counts: Sequence[int], held: int) -> torch.Tensor:
+def open(comm: Comm, window: Window, send_counts: Sequence[int], held: int, capacity: int | None) -> torch.Tensor:
     """See `Comm.open`."""
     window.matrix = comm._agree("put_rows", window.like, (), send_counts, n=held)
-    window.held = comm._rows_held.tolist()
+    for rank, rows in enumerate(comm._rows_held.tolist()):
+        if capacity is not None and rows > capacity:
+            comm._done()
+            raise CapacityExceeded(
+                f"rank {comm.members[rank]} has {rows} rows, T_max is {capacity} (layer {comm.layer}, step {comm.step}): "
+                "a window of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, or send fewer"
+            )
     window.turn += 1
     return window.matrix
 

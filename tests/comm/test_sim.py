@@ -595,3 +595,17 @@ def test_a_rank_that_does_not_come_to_its_group_is_named():
 
     with pytest.raises(ExchangeTimeout, match=r"rank 2: barrier #1 \(layer 6, step 2\): .* for ranks \[3\]"):
         run_threads(4, rank_function, timeout=0.3)
+
+
+def test_segments_that_meet_another_call_say_so():
+    """No header comes before padded segments; what stands in front of them names the call all the same."""
+
+    def fn(comm):
+        if comm.rank:
+            sections = torch.ones(2, 2, dtype=torch.int64)
+            comm.all_to_all_padded(torch.zeros(2, 4), torch.tensor([1, 1]), sections, 1, 2)
+        else:
+            comm.all_to_all_rows(torch.zeros(2, 4), [1, 1])
+
+    with pytest.raises(ExchangeMismatch, match="op differ: rank 0 has all_to_all_rows, rank 1 has all_to_all_padded"):
+        run_threads(2, fn)
