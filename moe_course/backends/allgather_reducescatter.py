@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from moe_course.backends.traffic import Traffic
+from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
@@ -34,7 +35,7 @@ def dispatch(
 
 def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) -> torch.Tensor:
     """Send every rank its slice of the partial sums and add up what arrives in rank order. `[T, H]`."""
-    return comm.reduce_scatter_rows(expert_output, dispatched.handle)
+    return comm.reduce_scatter_rows(expert_output, dispatched.handle, accumulator(expert_output.dtype))
 
 
 def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placement: Placement):

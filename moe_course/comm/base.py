@@ -144,15 +144,16 @@ class Comm(Transport):
         """
         return exchange_padded(self, rows, counts, sections, capacity, held)
 
-    def reduce_scatter_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def reduce_scatter_rows(
+        self, rows: torch.Tensor, counts: Sequence[int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Rank r gets the sum over all ranks of slice r, added in rank order: `[sum(counts), W]` -> `[counts[r], W]`.
-
-        16-bit rows are added up, and returned, in fp32.
 
         Args:
             counts: rows per rank, the same list on all ranks.
+            dtype: sums are kept and returned in it; None: in that of the rows.
         """
-        return self._reduce_scatter("reduce_scatter_rows", rows, counts)
+        return self._reduce_scatter("reduce_scatter_rows", rows, counts, dtype)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks in rank order, the same bits everywhere: an ordered reduce-scatter, then all-gather.
@@ -162,7 +163,7 @@ class Comm(Transport):
         """
         base, rest = divmod(len(tensor), self.world_size)
         counts = [base + (rank < rest) for rank in range(self.world_size)]
-        mine = self._reduce_scatter("all_reduce", tensor, counts).to(tensor.dtype)
+        mine = self._reduce_scatter("all_reduce", tensor, counts)
         matrix = self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
         received = self._all_gather(to_bytes(mine, (), self.world_rank), counts, False)
@@ -231,7 +232,7 @@ class Comm(Transport):
 
     # -- header and ledger --------------------------------------------------------------------------------------
 
-    def _reduce_scatter(self, op: str, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def _reduce_scatter(self, op: str, rows: torch.Tensor, counts: Sequence[int], dtype=None) -> torch.Tensor:
         counts = list(counts)
         agreed = self._agree(op, rows, (), counts, same_counts=True)
         mine = int(agreed[self.rank, self.rank])
@@ -239,7 +240,7 @@ class Comm(Transport):
         packed = self._all_to_all(to_bytes(rows, (), self.world_rank), agreed, True)
         received = self._received(packed, (rows,), agreed)
         parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
-        total = parts[0].to(_sum_dtype(rows.dtype), copy=True)
+        total = parts[0].to(dtype or rows.dtype, copy=True)
         for part in parts[1:]:  # rank order: the same bits on every run and every transport
             total += part
         return total
@@ -310,7 +311,3 @@ class Comm(Transport):
             if peer != self.rank and n:
                 entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
                 self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

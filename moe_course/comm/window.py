@@ -60,8 +60,9 @@ def open(comm: Comm, window: Window, send_counts: Sequence[int], held: int, capa
         if capacity is not None and rows > capacity:
             comm._done()
             raise CapacityExceeded(
-                f"rank {comm.members[rank]} has {rows} rows, T_max is {capacity} (layer {comm.layer}, step {comm.step}): "
-                "a window of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, or send fewer"
+                f"rank {comm.members[rank]} has {rows} rows, T_max is {capacity} (layer {comm.layer}, step "
+                f"{comm.step}): a window of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, "
+                "or send fewer rows"
             )
     window.turn += 1
     return window.matrix

@@ -119,8 +119,8 @@ def test_a_model_that_is_not_the_reference_is_noticed(course, monkeypatch):
         "if os.environ.get('RANK') is not None:\n"
         "    import moe_course.comm.base as base\n"
         "    good = base.Comm.reduce_scatter_rows\n"
-        "    base.Comm.reduce_scatter_rows = lambda self, rows, counts: "
-        "good(self, rows * (self.rank != self.world_size - 1), counts)\n"
+        "    base.Comm.reduce_scatter_rows = lambda self, rows, *more: "
+        "good(self, rows * (self.rank != self.world_size - 1), *more)\n"
     )
     path = f"{course.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     args = ["--world-size", "2", "--prompt", "def add(", "--max-new-tokens", "4", "--check"]
