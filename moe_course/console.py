@@ -55,7 +55,8 @@ class RunDisplay:
                 self.task, completed=self.loaded, description=f"{self.loaded}/{self.world_size} ranks loaded"
             )
         elif kind == "step":
-            self.progress.update(self.task, completed=self.world_size + event["step"] + 1, description="generating")
+            done, total = self.world_size + event["step"] + 1, self.world_size + event["steps"]
+            self.progress.update(self.task, completed=done, total=total, description="generating")
         elif kind == "token":
             self.tokens[event["prompt"]].append(event["token"])
             self.live.update(Group(self.progress, *self._texts()))
@@ -84,7 +85,7 @@ def print_timings(result: dict, console: Console) -> None:
         if name in guard:
             table.add_row(name.removesuffix("_s"), f"{guard[name]:.3f}", text.format(**guard))
     for name, text in _PHASES.items():
-        table.add_row(name.removesuffix("_s"), f"{result['phases'][name]:.3f}", text)
+        table.add_row(name.removesuffix("_s"), f"{result['phases'][name]:.3f}", text.format(**result["phases"]))
     waited = [row["waited_s"] for row in result["ranks"]]
     table.add_row(
         "exchanges", f"{min(waited):.3f} to {max(waited):.3f}", "of that: in exchanges, least and most of a rank"
@@ -99,7 +100,7 @@ _GUARD_PARTS = {
 }
 _PHASES = {
     "load_s": "from the start of the rank to the first token, all of the above included",
-    "prefill_s": "all prompts, one pass",
+    "prefill_s": "all prompts, passes: {prefill_passes}",
     "decode_s": "all other tokens",
 }
 
@@ -108,9 +109,9 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
     """Per-rank table, texts, ledger, speed and verdict of a finished run."""
     console = console or Console()
     console.print(_rank_table(result))
-    for prompt in result["prompts"]:
+    for number, prompt in enumerate(result["prompts"]):
         body = Text.assemble((_printable(prompt["prompt"]), "dim"), (_printable(prompt["text"]), "bold"))
-        title = f"prompt {result['prompts'].index(prompt)} · rank {prompt['dp_rank']}"
+        title = f"prompt {number} · rank {prompt['dp_rank']}"
         mark = {True: " · as the reference", False: " · NOT as the reference", None: ""}[prompt["matches_reference"]]
         console.print(Panel(body, title=title + mark, title_align="left", border_style="cyan"))
     console.print(_ledger_table(result))
@@ -135,6 +136,8 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
             f"nodes    {len(crossed['ranks'])} of {ranks} ranks: {crossed['rows']:,} rows, {crossed['payload']:,} "
             "payload bytes went from one to another"
         )
+    if result["combine_dtype"] != "auto":
+        console.print(f"sums     what comes home is rounded to {result['combine_dtype']} (--combine-dtype)")
     if result["reduce_in_node"]:
         console.print("sums     added in each node before they leave it: another order, up to 1e-5 from other backends")
     console.print(_verdict_line(result))
@@ -214,10 +217,11 @@ def _verdict_line(result: dict) -> Text:
 
 
 def _quantised_line(found: dict) -> str:
+    line = f"quant    {found['format']} {found['when']}: "
+    if "none travels" not in found["when"]:
+        line += f"{found['row_bytes']} bytes a row on the way out, {found['plain_row_bytes']} as it is; "
     return (
-        f"quant    {found['format']} {found['when']}: {found['row_bytes']} bytes a row on the way out, "
-        f"{found['plain_row_bytes']} as it is; rows differ by {found['relative_rms']:.1%} (root mean square), "
-        f"a number by up to {found['max_abs']:.2g}"
+        f"{line}rows differ by {found['relative_rms']:.1%} (root mean square), a number by up to {found['max_abs']:.2g}"
     )
 
 

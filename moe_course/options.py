@@ -194,6 +194,8 @@ def _typed(name: str, value: Any) -> Any:
         return None
     if "Path" in kinds:
         return Path(str(value))
+    if kinds.startswith("str") and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     wanted = (bool,) if "bool" in kinds else (int, float) if "float" in kinds else (int,) if "int" in kinds else (str,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise ConfigError(f"--override: {name} is {value!r}, needs to be {kinds}")

@@ -63,13 +63,16 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
     comm.barrier()
     loaded_s = time.perf_counter() - began
 
+    passes: dict[str, int] = {}
+
+    def on_phase(phase: str, number: int) -> None:
+        comm.ledger = ledgers[phase]
+        passes[phase] = number
+
     def on_pass(step: int, token_ids, places: list[tuple[int, int]]) -> None:
         recorder.on_pass(step, token_ids, places)
         if rank == 0:
-            report("step", step=step, steps=options.max_new_tokens)
-
-    def on_decode() -> None:
-        comm.ledger = ledgers["decode"]
+            report("step", step=step, steps=passes["prefill"] + options.max_new_tokens - 1)
 
     waited = comm.shared.waited_s
     generations, timing = generate(
@@ -83,7 +86,7 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
         keep_logits=options.check,
         on_token=lambda index, token: report("token", prompt=index, token=token) if lead else None,
         on_pass=on_pass,
-        on_decode=on_decode,
+        on_phase=on_phase,
     )
     waited = comm.shared.waited_s - waited
     comm.ledger = Ledger()  # what the trace and the report cost is not part of the run

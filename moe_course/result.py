@@ -65,13 +65,16 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "moved": moved,
         "across_nodes": _across_nodes(plan, ledger),
         "reduce_in_node": options.reduce_in_node,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "combine_dtype": options.combine_dtype,
+        "static_shapes": options.static_shapes,
         "ledger": ledger.as_rows(),
         "load": _load(plan, everybody),
         **_speed([part for part in everybody if part["lead"]], tokens, facts["loaded_s"]),
         "guard": everybody[0]["guard"],
         "row_invariance": facts["invariance"].reason if facts["invariance"] else None,
         "failures": comparison.failures if comparison else [],
-        "verdict": _verdict(comparison, job.travel.exact and dtype),
+        "verdict": _verdict(comparison, (job.travel.exact or not moved) and dtype),
     }
     return result, comparison
 
@@ -137,17 +140,18 @@ def _across_nodes(plan, ledger) -> dict | None:
 def _quantised(job, everybody) -> dict | None:
     """What quantised rows cost and save here; None where rows travel as they are."""
     backend, hidden = job.backend, job.config.hidden_size
-    if backend.format is None:
-        return None
     losses = [loss for part in everybody for loss in part["quant_losses"].values()]
+    if not losses:  # no format, or no sparse layer
+        return None
     when = "before the rows travel" if backend.before else "where the rows arrive"
+    when = when if job.plan.dispatch_group else "for the experts, none travels"
     return {
         "format": backend.format,
         "when": when,
         "row_bytes": job.travel.sizes.dispatch,
         "plain_row_bytes": hidden * job.dtype.itemsize,
-        "relative_rms": max((loss.relative_rms for loss in losses), default=None),
-        "max_abs": max((loss.max_abs for loss in losses), default=None),
+        "relative_rms": max(loss.relative_rms for loss in losses),
+        "max_abs": max(loss.max_abs for loss in losses),
     }
 
 
@@ -181,6 +185,7 @@ def _speed(leads: list[dict], tokens: list[list[int]], loaded_s: float) -> dict:
             "load_s": round(loaded_s, 3),
             "prefill_s": round(prefill_s, 4),
             "decode_s": round(decode_s, 4),
+            "prefill_passes": max(p["timing"].prefill_passes for p in leads),
             "prefill_tokens": prefill,
             "decode_tokens": decode,
             "prefill_tokens_per_s": round(prefill / prefill_s, 1) if prefill_s else None,

@@ -107,7 +107,7 @@ def _plan_text(job) -> str:
     console = Console(file=io.StringIO(), highlight=False, color_system=None)
     model = "the tiny model" if job.options.model == TINY else str(job.options.model)
     dtype = str(job.dtype).removeprefix("torch.")
-    print_plan(console, job.plan, model=model, dtype=dtype, max_num_batched_tokens=256)
+    print_plan(console, job.plan, model=model, dtype=dtype, max_num_batched_tokens=job.options.max_num_batched_tokens)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 

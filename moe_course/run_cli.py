@@ -176,7 +176,11 @@ def run(
         from moe_course.run import rank_main
 
         return rank_main(options)
-    return launch_run(options, slurm_nodes() if slurm else Nodes(nnodes, node_rank, master_addr, master_port))
+    try:
+        return launch_run(options, slurm_nodes() if slurm else Nodes(nnodes, node_rank, master_addr, master_port))
+    except MoECourseError as error:
+        _write_failure(options, str(error))
+        raise
 
 
 def launch_run(options: RunOptions, nodes: Nodes) -> int:
@@ -218,12 +222,19 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
         print(ended.error, file=sys.stderr)
         for line in ended.graph:
             print(f"  {line}", file=sys.stderr)
-        if options.json_file and ended.result is None:
-            from moe_course.result import SCHEMA, write_json
-
-            with contextlib.suppress(MoECourseError):  # that may be what failed
-                write_json(options.json_file, {"schema": SCHEMA, "error": ended.error, "verdict": "failed"})
+        if ended.result is None:
+            _write_failure(options, ended.error)
     return ended.returncode
+
+
+def _write_failure(options: RunOptions, error: str) -> None:
+    """`--json` is written also when nothing came of the run."""
+    if options.json_file:
+        from moe_course.result import SCHEMA, write_json
+
+        with contextlib.suppress(MoECourseError):  # that may be what failed
+            content = {"schema": SCHEMA, "error": error.removeprefix("error: "), "verdict": "failed"}
+            write_json(options.json_file, content)
 
 
 def _plan(options: RunOptions, config: MoEConfig, nodes: Nodes) -> None:

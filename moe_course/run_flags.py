@@ -62,7 +62,7 @@ TransportFlag = Annotated[
     ),
 ]
 RanksPerNodeFlag = Annotated[
-    str | None, typer.Option(help="Ranks that share a host, for two_hop: 2, or one number a host: 1,3. Default: as is.")
+    str | None, typer.Option(help="Ranks that share a host, for two_hop: 2, or one number a host: 1,3.")
 ]
 MaxTokensFlag = Annotated[
     int,

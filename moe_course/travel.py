@@ -11,7 +11,7 @@ import torch
 
 from moe_course import quant
 from moe_course.backends import BACKENDS
-from moe_course.backends.capabilities import current_name
+from moe_course.backends.capabilities import current_name, shape_of
 from moe_course.backends.configure import Backend, configure
 from moe_course.backends.support import pick_transport
 from moe_course.backends.traffic import RowBytes
@@ -29,8 +29,7 @@ class Travel:
         backend: how rows travel.
         transport: who carries them; reason: why that one.
         sizes: bytes of a row on its way.
-        exact: are the same bits promised as without rows travelling? Not with quantised or narrower rows, nor when
-            sums are added up in another order.
+        exact: is the text promised to be that of one process? Not with quantised rows or narrower sums.
     """
 
     backend: Backend
@@ -58,12 +57,13 @@ def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype
         quant.scales_per_row(fmt, hidden)  # refuses a width that does not fit
     if options.reduce_in_node and plan.backend.name != "two_hop":
         raise ConfigError(
-            f"--reduce-in-node belongs to two_hop (or deepep_v2), the backend is {plan.backend.name}; leave it out"
+            f"--reduce-in-node belongs to two_hop (or deepep_v2), the backend is {plan.backend.name}; "
+            + _instead(plan, "two_hop", "two_hop")
         )
     if options.static_shapes and BACKENDS[plan.backend.name].CAPABILITIES["layout"] != "padded":
         raise ConfigError(
             f"--static-shapes needs rows in fixed places, and {plan.backend.name} has none; "
-            "use --all2all-backend deepep_low_latency"
+            + _instead(plan, "low_latency", "deepep_low_latency")
         )
     narrow = None if options.combine_dtype == "auto" else getattr(torch, options.combine_dtype)
     backend = configure(
@@ -82,6 +82,14 @@ def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype
     )
     exact = fmt is None and narrow in (None, accumulator(dtype))
     return Travel(backend, transport, reason, sizes, exact)
+
+
+def _instead(plan: Plan, shape: str, name: str) -> str:
+    """How to get a backend of this shape; one that was asked for may not be in use here."""
+    asked = current_name(plan.parallel.all2all_backend)
+    if shape_of(asked) != shape:
+        return f"use --all2all-backend {name}, or leave the option out"
+    return f"{asked} was asked for, but {plan.backend.reason}; use several data-parallel ranks with expert parallelism"
 
 
 def _check_decode(options: RunOptions, plan: Plan, backend: Backend) -> None:

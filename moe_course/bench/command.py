@@ -22,7 +22,7 @@ def _bench() -> None:
 
 @bench.command()
 def guard(
-    rounds: Annotated[int, typer.Option(help="Blocks of steps for each variant.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of steps for each variant.")] = 24,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """What header and watchdog cost of a step: a prefill of 512 rows a rank, and a decode of one; 2 and 4 ranks."""
@@ -52,7 +52,7 @@ def guard(
 
 @bench.command()
 def headers(
-    rounds: Annotated[int, typer.Option(help="Blocks of exchanges for each way.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of exchanges for each way.")] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """How long one header takes to every peer: over gloo, and over the plain sockets in use; 2 and 4 ranks."""
@@ -75,7 +75,7 @@ def headers(
 
 @bench.command()
 def transports(
-    rounds: Annotated[int, typer.Option(help="Blocks of exchanges for each way.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of exchanges for each way.")] = 30,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """How long an all-to-all takes over gloo and over shared memory, by size; 2 and 4 ranks."""

@@ -12,7 +12,7 @@ import typer
 from moe_course.config import MoEConfig
 from moe_course.errors import ConfigError, RankLost, VerificationFailed
 from moe_course.options import TINY, parse_ranks_per_node
-from moe_course.run_flags import Quant, RanksPerNodeFlag, Strategy
+from moe_course.run_flags import Quant, Strategy
 
 if TYPE_CHECKING:
     from moe_course.cost.compare import Job
@@ -42,7 +42,9 @@ def backends(
     transport: Annotated[Carrier, typer.Option(help="Who carries the rows; one_sided needs threads or shm.")] = (
         Carrier.gloo
     ),
-    ranks_per_node: RanksPerNodeFlag = None,
+    ranks_per_node: Annotated[
+        str | None, typer.Option(help="Ranks that share a host: 2, or one number a host: 1,3. Default: two hosts.")
+    ] = None,
     rows: Annotated[int, typer.Option(help="Rows of each rank in a pass; of a file, at most.")] = 64,
     experts: Annotated[
         int | None, typer.Option(help="E, if the file does not say. Without a file: a router with random weights.")
@@ -90,8 +92,12 @@ def backends(
         | {"hidden-size": hidden_size, "max-num-batched-tokens": max_num_tokens}
         | {name: value for name, value in (("experts", experts), ("top-k", top_k)) if value is not None}
     )
+    if file is not None and top_k is not None:
+        raise ConfigError(f"--top-k is for a router with random weights; {file} holds its own K, leave it out")
     if file is None and experts is None and top_k is None:
         file, experts = TINY / "routing.npy", MoEConfig.from_pretrained(TINY).n_routed_experts
+    if file is None and rows_of is not None:
+        raise ConfigError("--rows-of says whose the rows of a file are; a router with random weights has no file")
     console = Console(highlight=False)
     nodes = parse_ranks_per_node(ranks_per_node) or -(-world_size // 2)  # two nodes, for two_hop
     sizes = {

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moe_course.cost.routing import Routing, checked
+from moe_course.cost.routing import MOST_EXPERTS, Routing, checked
 from moe_course.errors import ConfigError, MoECourseError
 
 #: Names under which ids are looked for in a file with several arrays.
@@ -57,7 +57,11 @@ def read_routing(path: str | Path, *, key: str | None = None, layout: str = "TLK
     except Exception as error:  # each library has its own
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} cannot be read as {path.suffix}: {type(error).__name__}: {reason}") from None
-    ids, notes = _choose(content, path, key, layout)
+    try:
+        ids, notes = _choose(content, path, key, layout)
+    except (TypeError, RuntimeError, NotImplementedError) as error:  # sparse, quantised or without values
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} holds something else than an array of ids: {reason}") from None
     return checked(Routing(str(path), ids, tuple(range(ids.shape[1])), notes=tuple(notes)))
 
 
@@ -146,8 +150,14 @@ def _as_ids(value: Any, name: str, layout: str) -> torch.Tensor:
         value = value.swapaxes(0, 1)
     if value.ndim != 3:
         raise ConfigError(f"{name} has shape {list(value.shape)} and dtype {value.dtype}, expected [T, L, K] or [T, K]")
-    if value.size and int(value.max()) >= 2**31:
-        raise ConfigError(f"{name} has shape {list(value.shape)} and dtype {value.dtype}, and an id of {value.max()}")
+    for odd in (int(value.max()), int(value.min())) if value.size else ():
+        if not -1 <= odd < MOST_EXPERTS:
+            row, layer, k = np.argwhere(value == odd)[0]
+            raise ConfigError(
+                f"{name}: id {odd} at row {row}, layer {layer}, k {k} (shape {list(value.shape)}, {value.dtype}); ids "
+                f"are 0 to {MOST_EXPERTS - 1}, and -1 is no route. Was it saved in a dtype that is too small, or is it "
+                "something else than ids?"
+            )
     return torch.from_numpy(np.ascontiguousarray(value).astype(np.int32))
 
 

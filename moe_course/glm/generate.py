@@ -53,7 +53,7 @@ def generate(
     keep_logits: bool = False,
     on_token: Callable[[int, int], None] | None = None,
     on_pass: Callable[[int, torch.Tensor, list[tuple[int, int]]], None] | None = None,
-    on_decode: Callable[[], None] | None = None,
+    on_phase: Callable[[str, int], None] | None = None,
 ) -> tuple[list[Generation], Timing]:
     """Continue this rank's prompts by `max_new_tokens` tokens each. Every rank of the group must call it.
 
@@ -63,7 +63,7 @@ def generate(
         stop_at_eos: end a prompt at `eos_token_id`; the group stops when all prompts have ended.
         on_token: called with (prompt index, token).
         on_pass: called before each pass with (pass, token ids `[T]` of the live rows, their (prompt, position)).
-        on_decode: called once, when all prompts have gone through the model.
+        on_phase: called with "prefill" and its number of passes, then with "decode" and the most it may need.
 
     Where a backend has fixed places (`model.capacity`), long prompts go through in parts of at most as many rows, and
     every rank makes as many passes as the one with the most.
@@ -78,6 +78,8 @@ def generate(
     timing, ended = Timing(), set()
     began, parts = time.perf_counter(), batch.parts(model.capacity, comm)
     timing.prefill_passes = len(parts)
+    if on_phase:
+        on_phase("prefill", len(parts))
     logits = torch.empty(0, 0)  # [B, V] of the last position
     for number, columns in enumerate(parts):
         if columns is None:
@@ -86,8 +88,8 @@ def generate(
             logits, rows = batch.prompt_part(number, comm, columns, on_pass)
             timing.prefill_tokens += rows
     timing.prefill_s = time.perf_counter() - began
-    if on_decode:
-        on_decode()
+    if on_phase:
+        on_phase("decode", max_new_tokens - 1)
     for step in range(max_new_tokens):
         if step:
             began = time.perf_counter()
@@ -131,6 +133,7 @@ def agree_on_tokens(tokens: list[int], group: Comm | None, device: torch.device)
     """
     if group is None or not group.shared.compare or not tokens:  # without prompts all of them have none
         return
+    group.layer = -1  # outside the layers: not part of what they move
     mine = torch.tensor([tokens], dtype=torch.int64, device=device).view(1, -1)  # [1, B]
     (seen,) = group.all_gather_rows(torch.empty(1, 0, device=device), mine).metadata  # no payload, only metadata
     differ = (seen != seen[0]).any(dim=1).nonzero().flatten().tolist()

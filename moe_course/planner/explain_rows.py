@@ -92,10 +92,11 @@ def _amount(plan: Plan) -> str:
     if plan.shape == "two_hop":
         letters, leaving = f"N = {len(plan.placement.nodes)} nodes", found.across
         where = f", and {(found.wire - found.across) / ranks:.2f} inside nodes"
-    return (
-        f"With {letters}, E = {plan.placement.num_experts}, K = {top_k} that is {shape.formula}: "
-        f"{leaving / ranks:.2f} rows a token on average{where}."
-    )
+    number = f"{leaving / ranks:.2f} rows a token on average{where}"
+    even = len({len(node) for node in plan.placement.nodes}) == 1 or plan.shape != "two_hop"
+    if plan.placement.num_experts % ranks or not even:  # the formula is for equal shares
+        return f"Counted for these experts and nodes, as their shares are not equal: {number}."
+    return f"With {letters}, E = {plan.placement.num_experts}, K = {top_k} that is {shape.formula}: {number}."
 
 
 def manager(plan: Plan) -> str:

@@ -85,7 +85,7 @@ def scales_per_row(fmt: str, hidden_size: int, group_size: int = GROUP_SIZE) -> 
     if group_size < 1 or hidden_size % group_size or not hidden_size:
         raise ConfigError(
             f"{fmt}: hidden size {hidden_size} is not a multiple of group size {group_size}; "
-            "choose a group size that divides it, or fp8_token, which has one scale per row"
+            "use a format with one scale for each row, such as fp8_token or int8_token, where the backend takes it"
         )
     return hidden_size // group_size
 

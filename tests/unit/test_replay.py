@@ -156,7 +156,11 @@ BAD = {
     "pickle.npy": (lambda f: np.save(f, np.array([{}], object), allow_pickle=True), r"cannot be read as .npy"),
     "zeros.npy": (lambda f: np.save(f, np.zeros((3, 2, 4), int)), "all ids are 0 in all 2 layers"),
     "below.npy": (lambda f: np.save(f, -2 * np.ones((3, 2, 4), int)), "id -2 at row 0, layer 0, k 0"),
-    "far.npy": (lambda f: np.save(f, 2**40 * np.ones((3, 2, 4), int)), "an id of 1099511627776"),
+    "far.npy": (lambda f: np.save(f, 2**40 * np.ones((3, 2, 4), int)), "id 1099511627776 at row 0, layer 0, k 0"),
+    "wrapped.npy": (lambda f: np.save(f, (-(2**32) + 7) * np.ones((3, 2, 4), int)), "id -4294967289 at row 0"),
+    "huge.npy": (lambda f: np.save(f, np.full((3, 2, 4), 2**31 - 1)), "id 2147483647 at row 0.* 0 to 65535"),
+    "none.npy": (lambda f: np.save(f, np.full((3, 2, 4), -1)), "all ids are -1"),
+    "sparse.pt": (lambda f: torch.save(torch.eye(3).long().to_sparse(), f), "something else than an array of ids"),
     "narrow.npy": (lambda f: np.save(f, np.array([[[1, 200]]]).astype(np.int8)), "id -56 .*too small"),
     "damaged.npz": (lambda f: f.write_bytes(b"PK nothing"), "damaged.npz"),
     "which.npz": (
