@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
 from moe_course.dispatch import Dispatched
@@ -109,7 +110,9 @@ class MoELayer(nn.Module):
                 f"expected {tuple(hidden_states.shape)}: one row for each of this rank's rows, in their order"
             )
         if self.mode.reduce is not None:
-            routed = self.mode.reduce.all_reduce(routed)  # its ranks share rows and hold partial sums of them
+            routed = self.mode.reduce.all_reduce(
+                routed, accumulator(routed.dtype)
+            )  # its ranks share rows and hold partial sums of them
         routed = routed.to(hidden_states.dtype)  # the one rounding
         self._emit("combine", output=routed)
         return routed

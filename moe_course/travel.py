@@ -43,8 +43,9 @@ def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype
     """Decide it.
 
     Raises:
-        BackendUnavailable: a transport that does not carry these rows, or a backend that does not take a format.
-        ConfigError: options of another backend, or more prompts on a rank than its fixed places hold.
+        BackendUnavailable: a transport that does not carry these rows, a backend that does not take a format, or more
+            prompts on a rank than its fixed places hold.
+        ConfigError: options of another backend, or a hidden size that a format does not divide.
     """
     transport, reason = pick_transport(options.transport, plan.backend.name, device_type, one_host)
     fmt = None if options.dispatch_quant == "none" else options.dispatch_quant

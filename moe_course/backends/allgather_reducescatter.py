@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_course.backends.traffic import Traffic
+from moe_course.backends.traffic import Traffic, owners
 from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched
@@ -28,8 +28,7 @@ def dispatch(
     """All rows of the group in rank order, `[sum T, H]`. Routes of other ranks' experts become -1."""
     gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
     weights, ids = gathered.metadata
-    owner = placement.owner.to(ids.device)
-    ids[(ids >= 0) & (owner[ids.long().clamp(min=0)] != comm.rank)] = -1
+    ids = torch.where(owners(ids, placement) == comm.rank, ids, -1)
     return Dispatched(gathered.rows, None, ids, weights, None, "rows", gathered.counts)
 
 

@@ -97,7 +97,7 @@ class KnownBackend:
         weights_applied_by, output_is_reduced: upstream; without reduction the TP ranks still owe an all-reduce.
         combine_dtype: the only dtype its combine takes upstream, None for any.
         hidden_sizes: the only ones its kernels know; empty for any. hidden_bytes: a row is a multiple of this.
-        uneven_experts: does it work with E % R != 0 upstream? Here all shapes do.
+        uneven_experts: does it work with E % R != 0 upstream? None: not known. Here all shapes do.
         sequence_parallel: may TP ranks take slices of the rows (`use_sequence_parallel_moe`)?
         round_robin: has it routing tables for round-robin placement?
         cuda_graph: may a captured graph hold it? None where vLLM does not say.
@@ -116,7 +116,7 @@ class KnownBackend:
     combine_dtype: str | None = None
     hidden_sizes: tuple[int, ...] = ()
     hidden_bytes: int = 1
-    uneven_experts: bool = False
+    uneven_experts: bool | None = False
     sequence_parallel: bool = True
     round_robin: bool = False
     cuda_graph: bool | None = None
@@ -170,11 +170,11 @@ KNOWN_BACKENDS = {
     ),
     "flashinfer_nvlink_two_sided": KnownBackend(
         "high_throughput", "flashinfer", "all2all.py : FlashInferNVLinkTwoSidedManager", "rows from all ranks",
-        sequence_parallel=False,
+        sequence_parallel=False, uneven_experts=None,
     ),
     "flashinfer_nvlink_one_sided": KnownBackend(
         "one_sided", "flashinfer", "all2all.py : FlashInferNVLinkOneSidedManager",
-        "[R * largest number of rows, H], unused rows with id -1",
+        "[R * largest number of rows, H], unused rows with id -1", uneven_experts=None,
     ),
     "all_to_all": KnownBackend(
         "all_to_all", source="torch/distributed/distributed_c10d.py : all_to_all_single", receives="one row per route",

@@ -66,13 +66,17 @@ class Backend:
         """The module's dispatch; see there for shapes and errors."""
         rows = hidden_states
         if self.format and self.before:
-            rows = quant.pack(*quant.quantize(hidden_states, self.format))  # [T, B] uint8
+            q, scales = quant.quantize(hidden_states, self.format)
+            rows = quant.pack(
+                q, scales
+            )  # [T, B] bytes; int8 codes travel as int8, so that no header takes them for fp8
+            rows = rows.view(torch.int8) if q.dtype == torch.int8 else rows
         options = self._options()
         arrived = self.module.dispatch(rows, topk_weights, topk_ids, comm=comm, placement=placement, **options)
         if self.format is None:
             return arrived
         if self.before:
-            q, scales = quant.unpack(arrived.hidden_states, self.format, hidden_states.shape[1])
+            q, scales = quant.unpack(arrived.hidden_states.view(torch.uint8), self.format, hidden_states.shape[1])
             return replace(arrived, hidden_states=q, scales=scales)
         return _quantized(arrived, self.format)
 

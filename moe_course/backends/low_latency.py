@@ -1,6 +1,7 @@
 """A fixed place for everything: one row per route into segments `[E_local, T_max]` of a size known beforehand.
 
-No counts are exchanged first, so there is one message each way; the price is padding. Experts get `[E_local, R *
+No counts are exchanged first, so there is one message each way (and on gloo, which ends a process when sizes differ,
+their sizes before it); the price is padding. Experts get `[E_local, R *
 T_max, H]` and counts, rows behind a count hold anything. They return raw outputs; the source weights and adds them,
 as DeepEP's combine kernel does. A rank with more than T_max rows makes all ranks raise CapacityExceeded.
 
@@ -18,6 +19,7 @@ from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
 from moe_course.comm.padded import slots as slots_of
 from moe_course.dispatch import Dispatched
+from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "padded", "weights_applied_by": "combine"}
@@ -85,6 +87,12 @@ def dispatch(
 def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) -> torch.Tensor:
     """Every raw output goes back into the segment its row came from; weights and sums are the source's. `[T, H]`."""
     sent: Sent = dispatched.handle
+    held = int(sent.sections[comm.rank, comm.rank]), comm.world_size * sent.capacity
+    if expert_output.shape[:2] != held:
+        raise ConfigError(
+            f"rank {comm.world_rank}: the experts returned {list(expert_output.shape)}, expected {list(held)} rows: "
+            "combine needs one for each place, in their order"
+        )
     outputs = expert_output.flatten(0, 1)
     places = torch.cat(_places(sent, comm.rank)).to(outputs.device)
     counts = _of(sent, slice(None), comm.rank).reshape(-1)

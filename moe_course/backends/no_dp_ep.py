@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_course.backends.traffic import Traffic
+from moe_course.backends.traffic import Traffic, owners
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
@@ -25,9 +25,7 @@ def dispatch(
     placement: Placement,
 ) -> Dispatched:
     """Own rows `[T, H]`, unchanged. Routes of other ranks' experts become -1."""
-    here = topk_ids.clone()
-    owner = placement.owner.to(topk_ids.device)
-    here[(topk_ids >= 0) & (owner[topk_ids.long().clamp(min=0)] != comm.rank)] = -1
+    here = torch.where(owners(topk_ids, placement) == comm.rank, topk_ids, -1)
     return Dispatched(hidden_states, None, here, topk_weights, None, "rows", None)
 
 

@@ -18,6 +18,7 @@ from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm, Window
 from moe_course.comm.packing import from_bytes, join, row_bytes, to_bytes
 from moe_course.dispatch import Dispatched
+from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
@@ -58,9 +59,9 @@ def dispatch(
     packed = join([*parts, parts[0].new_zeros(len(hidden_states), fill)])  # [T, B]
     window = _window(comm, "rows", comm.world_size * max_num_tokens, packed)
     going = destinations(topk_ids, placement)
-    matrix = comm.open(window, going.sum(0).tolist(), len(hidden_states), max_num_tokens)
+    matrix = comm.open(window, going.sum(0).tolist(), hidden_states, topk_weights, topk_ids, capacity=max_num_tokens)
     for peer in range(comm.world_size):
-        comm.put(window, peer, comm.rank * max_num_tokens, packed[going[:, peer]], metadata=routing + fill)
+        comm.put(window, peer, comm.rank * max_num_tokens, packed[going[:, peer]], metadata=routing, padding=fill)
     comm.flush(window)
     arrived = comm.wait(window)  # [R * T_max, B]
 
@@ -79,8 +80,13 @@ def combine(expert_output: torch.Tensor, dispatched: Dispatched, *, comm: Comm) 
     """Partial sums are written into the source's window; it adds the owners in rank order. `[T, H]`."""
     sent: Sent = dispatched.handle
     mine, capacity = sent.matrix[comm.rank].tolist(), sent.capacity
+    if len(expert_output) != comm.world_size * capacity:
+        raise ConfigError(
+            f"rank {comm.world_rank}: the experts returned {len(expert_output)} rows for {comm.world_size * capacity} "
+            "that were dispatched; combine needs one for each, in their order"
+        )
     window = _window(comm, "partial sums", comm.world_size * capacity, expert_output)
-    comm.open(window, sent.matrix[:, comm.rank].tolist())
+    comm.open(window, sent.matrix[:, comm.rank].tolist(), expert_output)
     for source, n in enumerate(sent.matrix[:, comm.rank].tolist()):
         comm.put(window, source, comm.rank * capacity, expert_output[source * capacity : source * capacity + n])
     comm.flush(window)

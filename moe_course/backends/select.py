@@ -133,7 +133,7 @@ def _no_library(requested: str, num_experts: int, ep_size: int, hidden_size: int
             f"all2all backend {requested!r} needs the package {known.package}{version}, which is not installed here; "
             f"install it on every node; {ours}"
         )
-    if not known.uneven_experts and num_experts % ep_size:
+    if known.uneven_experts is False and num_experts % ep_size:
         return (
             f"all2all backend {requested!r} of {known.package} needs E % R = 0, and there are {num_experts} experts on "
             f"{ep_size} ranks; {ours}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
 
@@ -65,7 +66,11 @@ def destinations(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 def owners(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Rank that owns each route's expert, in the group's numbers: `[T, K]` int64; -1 where there is none."""
-    ids = topk_ids.long().contiguous()  # and so is the answer: callers number its routes row * K + k
-    owner = placement.owner.to(ids.device).long()
+    """Rank that owns each route's expert, in the group's numbers: `[T, K]` int64; -1 where there is none.
+
+    Raises ConfigError for ids that belong to another numbering.
+    """
+    ids, owner = topk_ids.contiguous().long(), placement.owner.to(topk_ids.device).long()
+    if ids.numel() and (int(ids.max()) >= len(owner) or int(ids.min()) < -1):
+        raise ConfigError(f"topk_ids reach from {int(ids.min())} to {int(ids.max())}, expected -1 … {len(owner) - 1}")
     return torch.where(ids >= 0, owner[ids.clamp(min=0)], -1)

@@ -22,7 +22,7 @@ def main(rounds: int) -> int:
         store, rank, size = comm_dist.join_store(60)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         group, wire = dist.new_group(list(range(size))), Wire(store, "bench", rank, size, 60)
-        message = torch.zeros(9 + 2 * size, dtype=torch.int64)  # as long as a header is
+        message = torch.zeros(10 + 2 * size, dtype=torch.int64)  # as long as a header is
         messages = torch.zeros(size, len(message), dtype=torch.int64)
         places = [memoryview(row.numpy()).cast("B") for row in messages.unbind()]
         peers = [peer for peer in range(size) if peer != rank]

@@ -46,7 +46,7 @@ class Comm(Transport):
         self.rank, self.world_size, self.members = rank, len(members), list(members)
         self.shared = shared or Shared(Ledger())
         self.buffers: dict = {}  # windows that a backend keeps from call to call
-        self._op_number = 0
+        self._op_number = self._windows = 0
 
     @property
     def world_rank(self) -> int:
@@ -155,15 +155,16 @@ class Comm(Transport):
         """
         return self._reduce_scatter("reduce_scatter_rows", rows, counts, dtype)
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Sum over all ranks in rank order, the same bits everywhere: an ordered reduce-scatter, then all-gather.
 
         Args:
             tensor: `[n, W]`, one shape on all ranks.
+            dtype: sums are kept in it, and rounded once to the tensor's; None: in the tensor's own.
         """
         base, rest = divmod(len(tensor), self.world_size)
         counts = [base + (rank < rest) for rank in range(self.world_size)]
-        mine = self._reduce_scatter("all_reduce", tensor, counts)
+        mine = self._reduce_scatter("all_reduce", tensor, counts, dtype).to(tensor.dtype)
         matrix = self._agree("all_reduce", mine, (), [len(mine)] * self.world_size)
         self._record("all_reduce", mine, (), [len(mine)] * self.world_size)
         received = self._all_gather(to_bytes(mine, (), self.world_rank), counts, False)
@@ -204,27 +205,34 @@ class Comm(Transport):
         return one_sided.window(self, shape, dtype)
 
     def open(
-        self, window: Window, send_counts: Sequence[int], held: int = 0, capacity: int | None = None
+        self,
+        window: Window,
+        send_counts: Sequence[int],
+        rows: torch.Tensor,
+        *metadata: torch.Tensor,
+        capacity: int | None = None,
     ) -> torch.Tensor:
         """Begin a turn: show everybody the header, and how many rows go where. Returns that as `[R, R]`.
 
         Args:
-            held: rows this rank brings.
-            capacity: the most a rank may bring. Raises CapacityExceeded on all ranks when one has more.
+            rows, metadata: what is going to be put, for the header; a window may hold both in one byte row.
+            capacity: the most rows a rank may bring. Raises CapacityExceeded on all ranks when one has more.
         """
-        return one_sided.open(self, window, send_counts, held, capacity)
+        return one_sided.open(self, window, send_counts, rows, metadata, capacity)
 
-    def put(self, window: Window, peer: int, start: int, rows: torch.Tensor, metadata: int = 0) -> None:
+    def put(
+        self, window: Window, peer: int, start: int, rows: torch.Tensor, metadata: int = 0, padding: int = 0
+    ) -> None:
         """Write rows `[n, …]` into `peer`'s memory of this turn, from its row `start` on.
 
         Args:
-            metadata: how many bytes of each row are metadata, for the ledger.
+            metadata, padding: how many bytes of each row are metadata, or carry nothing, for the ledger.
         """
-        one_sided.put(self, window, peer, start, rows, metadata)
+        one_sided.put(self, window, peer, start, rows, metadata, padding)
 
     def flush(self, window: Window) -> None:
-        """This rank has put all it has for this turn: tell its peers."""
-        self._signal()
+        """This rank has put all it has for this turn: tell its peers. ConfigError where it announced other rows."""
+        one_sided.flush(self, window)
 
     def wait(self, window: Window) -> torch.Tensor:
         """This rank's memory `[*shape]`, once all peers have flushed. In place; it holds until the turn after next."""
@@ -254,6 +262,7 @@ class Comm(Transport):
         receive_counts: Sequence[int] | None = None,
         same_counts: bool = False,
         n: int | None = None,
+        window: int = 0,
     ) -> torch.Tensor:
         """Exchange headers and compare them; returns rows per (source, destination) `[R, R]`."""
         size = self.world_size
@@ -268,12 +277,13 @@ class Comm(Transport):
             rows.shape[1:].numel(),
             sum(row_bytes(tensor) for tensor in metadata),
             sum((dtype_code(tensor, self.world_rank) + 1) << (4 * place) for place, tensor in enumerate(metadata)),
+            window,
         ]
         expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
         message = torch.tensor([*header, len(rows) if n is None else n, *send_counts, *expected], dtype=torch.int64)
         peers = [peer for peer in range(size) if peer != self.rank]
         others = self._now_in(op)
-        messages = self._exchange(message, str(self.shared.waiting))  # [R, 9 + 2R]
+        messages = self._exchange(message, str(self.shared.waiting))  # [R, 10 + 2R]
         for peer in peers:
             entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
             self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe_course.comm.base import Comm
+from moe_course.comm.base import Comm, Entry
 from moe_course.comm.packing import cut, join
 from moe_course.comm.shared import Waiting
 from moe_course.comm.wire import LostPeer, Wire
@@ -84,6 +84,13 @@ class DistComm(Comm):
 
     def _segments(self, send: list[torch.Tensor], receive_bytes: list[int], what: str) -> list[torch.Tensor]:
         self._what = what
+        if self.shared.compare and self.transport == "gloo":
+            # gloo takes a shorter message for a whole one, and ends the process at a longer one: sizes go first
+            mine = torch.tensor([segment.numel() for segment in send])
+            receive_bytes = self._exchange(mine, what)[:, self.rank].tolist()
+            for peer in set(range(self.world_size)) - {self.rank}:
+                entry = Entry(metadata=mine.numel() * mine.element_size(), messages=1)
+                self.ledger.add("all_to_all_padded", self.layer, self.world_rank, self._ranks[peer], entry)
         received = [torch.empty(n, dtype=torch.uint8, device=self._device) for n in receive_bytes]
         received[self.rank] = send[self.rank]
         self._transfer(received, send, self._rows)

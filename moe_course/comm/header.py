@@ -33,14 +33,14 @@ DTYPES = (
     torch.bool,
 )
 #: Fields every rank must agree on, in the order in which they are compared.
-FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "metadata bytes", "metadata dtypes")
+FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "metadata bytes", "metadata dtypes", "window")
 UNKNOWN = -1  # "no rows expected" in a message
 _COUNTED = ("reduce_scatter_rows", "all_to_all_rows")  # their counts must add up to the rows
 _FEW = 16  # ranks
 
 
 def compare(messages: torch.Tensor, names: Sequence[int], op: str, same_counts: bool) -> None:
-    """Raise ExchangeMismatch if any two of the messages `[R, 9 + 2R]` disagree; the same one wherever it is called.
+    """Raise ExchangeMismatch if any two of the messages `[R, 10 + 2R]` disagree; the same one wherever it is called.
 
     Args:
         names: world ranks of the members, for the text.

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from moe_course.comm.base import Comm
 
 OP = "all_to_all_padded"
-#: Fields of a block that all ranks must agree on; behind them the sender's rows if it has too many, else 0.
-FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "capacity")
+#: Fields of a block that all ranks must agree on, "sections" as one number for the placement of the experts; behind
+#: them the sender's rows if it has too many, else 0.
+FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "capacity", "sections")
 _HEAD = len(FIELDS) + 1
 
 
@@ -56,7 +57,8 @@ def exchange_padded(
     comm._now_in(OP)
     what = str(comm.shared.waiting)
     fields = [comm._op_number, OPS.index(OP), comm.layer, comm.step]
-    fields += [dtype_code(rows, comm.world_rank), rows.shape[1:].numel(), capacity, too_many]
+    fields += [dtype_code(rows, comm.world_rank), rows.shape[1:].numel(), capacity]
+    fields += [hash(tuple(sections.flatten().tolist())), too_many]  # of numbers: the same in every process
     block = torch.cat([torch.tensor(fields), counts.to("cpu", torch.int64)])
     (packed,) = to_bytes(rows, (), comm.world_rank)
     blocks, segments = comm._padded(block, packed, counts.to("cpu", torch.int64), sections, capacity, what)

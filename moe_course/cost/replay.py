@@ -13,7 +13,7 @@ from moe_course.backends.traffic import RowBytes, Traffic
 from moe_course.cost import bounds
 from moe_course.cost.imbalance import max_over_mean, routes_per_rank, uniform_max_over_mean
 from moe_course.cost.routing import Routing, batches
-from moe_course.cost.sizes import metadata_per_row, padded_buffer, selection_bytes
+from moe_course.cost.sizes import metadata_per_row, padded_buffer, padding_per_row, selection_bytes
 from moe_course.expert_map import Placement
 
 SCHEMA = "moe_course.replay/1"
@@ -148,8 +148,14 @@ def _fixed(line, routing, seen, placement, sizes, steps, max_num_tokens, hidden_
     """What metadata and places of a fixed size add. Of padded segments all bytes travel, of windows those in use."""
     experts, size, layers = placement.num_experts, placement.ep_size, len(routing.layers)
     there = bounds.rows(seen.dispatch, placement)
-    per_row = metadata_per_row(line.shape, routing.ids.shape[2], sizes.dispatch)
-    found = {"metadata_bytes": there.wire * per_row, "padding_bytes": 0, "fill": None, "buffer_bytes": None}
+    top_k = routing.ids.shape[2]
+    per_row, filled = metadata_per_row(line.shape, top_k), padding_per_row(line.shape, top_k, sizes.dispatch)
+    found = {
+        "metadata_bytes": there.wire * per_row,
+        "padding_bytes": there.wire * filled,
+        "fill": None,
+        "buffer_bytes": None,
+    }
     if line.shape == "low_latency":
         places = sum(experts - placement.num_local(r) for r in range(size)) * max_num_tokens * len(steps) * layers
         out = places - there.wire

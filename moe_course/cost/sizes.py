@@ -33,11 +33,8 @@ def row_sizes(
     return RowBytes(out, hidden_size * max(FP32, ITEMSIZE[dtype]), hidden_size * ITEMSIZE[dtype])
 
 
-def metadata_per_row(shape: str, top_k: int, dispatch_row: int = 0) -> int:
+def metadata_per_row(shape: str, top_k: int) -> int:
     """Bytes that go out with each row: int32 ids and float32 weights of all K routes where the experts weight.
-
-    Args:
-        dispatch_row: bytes of the row itself; `one_sided` fills up both to a multiple of 16.
 
     A row for one route needs no weight, as the source applies it, and its id only where no place says it.
     """
@@ -45,8 +42,12 @@ def metadata_per_row(shape: str, top_k: int, dispatch_row: int = 0) -> int:
         return 0
     if shape == "all_to_all":
         return FP32
-    routing = top_k * 2 * FP32
-    return routing + (-(dispatch_row + routing) % _ALIGN if shape == "one_sided" else 0)
+    return top_k * 2 * FP32
+
+
+def padding_per_row(shape: str, top_k: int, dispatch_row: int) -> int:
+    """Bytes that `one_sided` fills up each row of `dispatch_row` bytes with, and its routing, to a multiple of 16."""
+    return -(dispatch_row + metadata_per_row(shape, top_k)) % _ALIGN if shape == "one_sided" else 0
 
 
 def selection_bytes(hidden_size: int, fp8: bool = True) -> int:

@@ -143,7 +143,7 @@ def upstream(plan: Plan) -> str:
             parts.append(f"rows of H = {config.hidden_size} are padded to {width}")
     except ConfigError as error:
         parts.append(str(error))
-    if not known.uneven_experts:
+    if known.uneven_experts is False:
         parts.append("E % R = 0 is needed")
     if known.cuda_graph is not None:
         parts.append("a CUDA graph may hold it" if known.cuda_graph else "no CUDA graphs with dp > 1")

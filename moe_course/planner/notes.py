@@ -49,12 +49,12 @@ def find_notes(plan: Plan) -> list[str]:
         )
     known = KNOWN_BACKENDS.get(plan.backend.backend)
     if experts % moe.ep_size:
-        used = known is not None and moe.use_all2all and not known.uneven_experts
-        upstream = (
-            f"; upstream needs E % R = 0 here, as {plan.backend.backend} finds an expert's rank by division"
-            if used
-            else " and on vLLM's all-gather path; upstream's other backends and EPLB need E % R = 0"
-        )
+        uneven = known.uneven_experts if known is not None and moe.use_all2all else True
+        upstream = {
+            False: f"; upstream needs E % R = 0 here, as {plan.backend.backend} finds an expert's rank by division",
+            True: " and on vLLM's all-gather path; upstream's other backends and EPLB need E % R = 0",
+            None: f"; whether {plan.backend.backend} takes that upstream is not known",
+        }[uneven]
         notes.append(f"{experts} experts on {moe.ep_size} ranks: fine here{upstream}")
     if plan.placement.strategy != parallel.expert_placement_strategy:
         notes.append(plan.placement.reason)

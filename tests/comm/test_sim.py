@@ -231,8 +231,8 @@ def test_results_come_in_rank_order_and_arguments_are_passed():
 
 
 def header_bytes(ranks: int) -> int:
-    """Eight fields, the row count, and for each rank one count sent and one expected; eight bytes each."""
-    return 8 * (8 + 1 + 2 * ranks)
+    """Nine fields, the row count, and for each rank one count sent and one expected; eight bytes each."""
+    return 8 * (9 + 1 + 2 * ranks)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

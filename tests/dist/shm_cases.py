@@ -107,7 +107,7 @@ def window_turns(comm: Comm, turns: int = 5) -> dict[str, Any]:
     for turn in range(turns):
         window = windows[turn % 2]
         counts = [(rank + peer + turn) % 3 for peer in range(size)]
-        comm.open(window, counts, held=sum(counts))
+        comm.open(window, counts, torch.empty(sum(counts), 4, dtype=window.of(0).dtype))
         for peer in range(size):
             comm.put(window, peer, 3 * rank, torch.full((counts[peer], 4), 100 * turn + 10 * rank + peer), 2)
         comm.flush(window)

@@ -105,7 +105,7 @@ def windows(comm: Comm, turns: int, one_half: bool = False) -> int:
     if one_half:  # known to be wrong
         window.of = lambda rank: window.memories[rank][0]
     for turn in range(turns):
-        comm.open(window, [2] * comm.world_size)
+        comm.open(window, [2] * comm.world_size, window.of(0)[:0])
         for peer in range(comm.world_size):
             rows = torch.full((2, 3), value(comm.rank, peer, turn, "window"))
             comm.put(window, peer, 2 * comm.rank, rows)

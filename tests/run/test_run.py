@@ -62,7 +62,7 @@ def test_same_text_as_one_process_for_any_number_of_ranks(course, prompts_file, 
     assert result["bound"]["payload"] == result["bytes"]["payload"] and result["bytes"]["padding"] == 0
     routing_bytes = rows * LAYERS * (world_size - 1) * K * 8  # id and weight of each route
     headers = sum(e["metadata"] for e in result["ledger"]) - routing_bytes
-    message = 8 * (9 + 2 * world_size)
+    message = 8 * (10 + 2 * world_size)
     meetings = 12 * LAYERS * 2 + 1  # dispatch and combine per step and layer, and the barrier after loading
     assert headers == meetings * world_size * (world_size - 1) * message
 

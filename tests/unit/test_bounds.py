@@ -17,7 +17,14 @@ from moe_course.config import GLM_5_1
 from moe_course.cost import bounds, compute
 from moe_course.cost.imbalance import max_over_mean, routes_per_rank, uniform_max_over_mean
 from moe_course.cost.replay import Shown, shown
-from moe_course.cost.sizes import metadata_per_row, padded_buffer, padded_fill, row_sizes, selection_bytes
+from moe_course.cost.sizes import (
+    metadata_per_row,
+    padded_buffer,
+    padded_fill,
+    padding_per_row,
+    row_sizes,
+    selection_bytes,
+)
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement, make_placement
 
@@ -111,7 +118,7 @@ def test_bytes_of_rows():
     assert (ours.dispatch, ours.partial, ours.contribution) == (12288, 24576, 12288)
     assert row_sizes(64, "float64") == RowBytes(512, 512, 512)
     assert [metadata_per_row(shape, K) for shape in ("high_throughput", "all_to_all", "low_latency")] == [64, 4, 0]
-    assert metadata_per_row("one_sided", 3, 132) == 24 + 4  # the row and they fill up 160 bytes together
+    assert metadata_per_row("one_sided", 3) == 24 and padding_per_row("one_sided", 3, 132) == 4  # 160 together
     assert selection_bytes(7168) == 7168 + 224 + 16 and selection_bytes(7168, fp8=False) == 14336
     assert selection_bytes(H) - FP8.dispatch == 16
     with pytest.raises(ConfigError, match="float8"):

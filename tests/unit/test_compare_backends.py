@@ -63,7 +63,7 @@ def test_every_shape_sends_its_bound_and_gives_the_same_bits(changes):
         assert len(line["seconds"]) == job.rounds
     once = next(line for line in found["backends"] if line["backend"] == "high_throughput")
     assert once["messages"] - 24 <= 24  # two exchanges of two passes to two peers of three: headers, and rows if any
-    assert once["metadata"] == 24 * (9 + 2 * 3) * 8 + once["rows"] // 2 * 3 * 8  # no barrier is in it
+    assert once["metadata"] == 24 * (10 + 2 * 3) * 8 + once["rows"] // 2 * 3 * 8  # no barrier is in it
     rows = {line["backend"]: line["rows"] for line in found["backends"]}
     assert rows["no_dp_ep"] == rows["allgather_reducescatter"] == 2 * 14 * 2
     assert rows["all_to_all"] == rows["low_latency"] >= rows["high_throughput"] == rows["one_sided"]

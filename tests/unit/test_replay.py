@@ -316,7 +316,8 @@ def test_counts_are_those_of_a_loop(strategy, nodes):
     assert lines["all_to_all"]["bytes"]["wire"] == hand["routes"] * (out + output)
     assert lines["high_throughput"]["bytes"]["logical"] == hand["logical"] * (out + partial)
     assert lines["high_throughput"]["metadata_bytes"] == hand["once"] * K * 8
-    assert lines["one_sided"]["metadata_bytes"] == hand["once"] * (K * 8 + 12)  # 132 + 32 fill up to 176
+    assert lines["one_sided"]["metadata_bytes"] == hand["once"] * K * 8
+    assert lines["one_sided"]["padding_bytes"] == hand["once"] * 12  # 132 + 32 fill up to 176
     # T_max 3, at most 5 rows a rank: two batches, three layers
     places = 2 * LAYERS * 3 * sum(E - placement.num_local(r) for r in range(5))
     assert lines["low_latency"]["padding_bytes"] == (places - hand["routes"]) * (out + output)
@@ -433,4 +434,4 @@ def test_a_replayed_trace_moves_what_the_ledger_of_its_run_counted(tmp_path, nam
     assert line["padding_bytes"] == counted.padding
     assert line["metadata_bytes"] <= counted.metadata  # the ledger has headers, too
     if name == "high_throughput":  # two exchanges of nine fields and two lists of R, to each peer, on two steps
-        assert counted.metadata - line["metadata_bytes"] == 2 * 2 * ranks * (ranks - 1) * (9 + 2 * ranks) * 8
+        assert counted.metadata - line["metadata_bytes"] == 2 * 2 * ranks * (ranks - 1) * (10 + 2 * ranks) * 8
