@@ -136,3 +136,12 @@ def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(BackendUnavailable, match="use --device cpu"):
         dist.pick_device("cuda")
     assert dist.pick_device("auto") == dist.pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_disagreement_about_segments(gloo, size):
+    """gloo itself would end a process, or take a shorter message for a whole one."""
+    words = {"rows": "T_max", **{f: f"{f} differ" for f in ("capacity", "width", "dtype", "layer", "sections")}}
+    for said in gloo(size).run("shm_cases:padded_disagreement"):
+        for kind, message in zip((*words, "nothing"), said, strict=True):
+            assert words.get(kind, "") in message and bool(message) == (kind != "nothing"), (kind, message)
