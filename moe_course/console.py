@@ -136,6 +136,8 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
             f"nodes    {len(crossed['ranks'])} of {ranks} ranks: {crossed['rows']:,} rows, {crossed['payload']:,} "
             "payload bytes went from one to another"
         )
+    if result["static_shapes"]:
+        console.print(f"static   experts compiled once, for {result['max_num_batched_tokens']} rows of each rank")
     if result["combine_dtype"] != "auto":
         console.print(f"sums     what comes home is rounded to {result['combine_dtype']} (--combine-dtype)")
     if result["reduce_in_node"]:

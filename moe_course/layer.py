@@ -110,9 +110,8 @@ class MoELayer(nn.Module):
                 f"expected {tuple(hidden_states.shape)}: one row for each of this rank's rows, in their order"
             )
         if self.mode.reduce is not None:
-            routed = self.mode.reduce.all_reduce(
-                routed, accumulator(routed.dtype)
-            )  # its ranks share rows and hold partial sums of them
+            # its ranks share rows and hold partial sums of them
+            routed = self.mode.reduce.all_reduce(routed, accumulator(routed.dtype))
         routed = routed.to(hidden_states.dtype)  # the one rounding
         self._emit("combine", output=routed)
         return routed

@@ -112,7 +112,7 @@ def _unknown(requested: str) -> str:
     if requested == "no_dp_ep":
         return f"{text}; no_dp_ep runs by itself where no row has to travel"
     if requested in SHAPES:
-        return f"{text}; {requested} is the module here that stands for {', '.join(names_of(requested))}"
+        return f"all2all backend {requested!r} is a shape; its names are {', '.join(names_of(requested))}. {text}"
     return text
 
 

@@ -85,21 +85,18 @@ def transports(
 
     console = Console()
     figures = _measure(console, "moe_course.bench.transport_ranks", rounds)
-    for name, of in (("least", min), ("median", median)):
-        table = Table(
-            box=box.SIMPLE_HEAD,
-            title=f"all-to-all, {name} of {rounds} rounds in turns, microseconds",
-            title_justify="left",
-        )
-        table.add_column("what", no_wrap=True)
-        for column in ("ranks", "KB", "gloo", "views", "", "one", "", "copied", ""):
-            table.add_column(column, justify="right", no_wrap=True)
-        for one in figures:
-            gloo, *others = (of(seconds) for seconds in one["times"].values())
-            cells = [cell for other in others for cell in (f"{1e6 * other:.0f}", f"{gloo / other:.1f} x")]
-            what = {"primitive": "exchange", "operation": "with header"}[one["part"]]
-            table.add_row(what, str(one["ranks"]), str(one["bytes"] >> 10), f"{1e6 * gloo:.0f}", *cells)
-        console.print(table)
+    parts = {"primitive": "the exchange alone", "operation": "with header and ledger"}
+    for part, what in parts.items():
+        for name, of in (("least", min), ("median", median)):
+            title = f"all-to-all, {what}: {name} of {rounds} rounds in turns, us"
+            table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+            for column in ("ranks", "KB", "gloo", "views", "x", "one", "x", "copied", "x"):
+                table.add_column(column, justify="right", no_wrap=True)
+            for one in [figure for figure in figures if figure["part"] == part]:
+                gloo, *others = (of(seconds) for seconds in one["times"].values())
+                cells = [cell for other in others for cell in (f"{1e6 * other:.0f}", f"{gloo / other:.1f}")]
+                table.add_row(str(one["ranks"]), str(one["bytes"] >> 10), f"{1e6 * gloo:.0f}", *cells)
+            console.print(table)
     console.print(
         "KB: what a rank sends, its own part included. Shared memory, read where it lies: views of each source, or one "
         "tensor; or copied out of it. x: how many times as fast as gloo.",

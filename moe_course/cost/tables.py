@@ -28,7 +28,7 @@ def print_replay(console: Console, found: dict) -> None:
             {
                 "rows out": f"{line['rows']['dispatch'] / per:.3f}",
                 "rows back": f"{line['rows']['combine'] / per:.3f}",
-                "across nodes": f"{across / per:.3f}" if len(nodes) > 1 else "-",
+                "across, both": f"{across / per:.3f}" if len(nodes) > 1 else "-",
                 "kB on wire": f"{line['bytes']['wire'] / per / 1e3:,.1f}",
                 "kB logical": f"{line['bytes']['logical'] / per / 1e3:,.1f}",
                 "x uniform": f"{ratio:.3f}" if ratio is not None else "-",
@@ -81,19 +81,25 @@ def print_backends(console: Console, found: dict) -> None:
                 "padding": f"{line['padding'] / 1e3:,.0f}",
                 "meta": f"{line['metadata'] / 1e3:,.1f}",
                 "messages": f"{line['messages']:,}",
-                "least ms": f"{1e3 * line['least_s']:.2f}",
+                "min ms": f"{1e3 * line['least_s']:.2f}",
                 "median": f"{1e3 * line['median_s']:.2f}",
                 "bits": "same" if line["same_bits"] else f"{line['max_difference']:.0e}",
             }
         )
+    nodes = " + ".join(map(str, found["ranks_per_node"]))
     title = (
-        f"{found['world_size']} ranks on {found['transport']}, {found['passes']} passes of up to {found['most_rows']} "
+        f"{found['world_size']} ranks on {found['transport']}, on nodes of {nodes}, "
+        f"{found['passes']} passes of up to {found['most_rows']} "
         f"rows a rank; kB (10^3 bytes) of all ranks in a round; time of a pass on the slowest rank"
     )
     _print_table(console, title, found["backends"], rows)
     for line in found["backends"]:
         if line["refused"]:
             console.print(f"{line['backend']}: {line['refused']}", markup=False)
+    if found["transport"] == "shm":
+        console.print("padding: shared memory takes only the rows in use; gloo carries whole segments of low_latency")
+    if found["dispatch_quant"]:
+        console.print("bits: every backend quantises alike, so they agree with each other, not with plain rows")
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
     console.print(f"verdict  {found['verdict']}", markup=False)

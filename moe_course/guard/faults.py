@@ -182,5 +182,5 @@ class _Twice:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._comm.all_reduce(self._comm.all_reduce(tensor))
+    def all_reduce(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._comm.all_reduce(self._comm.all_reduce(tensor, dtype), dtype)

@@ -451,8 +451,8 @@ class _Twice:
     def __init__(self, comm):
         self.comm = comm
 
-    def all_reduce(self, rows):
-        return self.comm.all_reduce(self.comm.all_reduce(rows))
+    def all_reduce(self, rows, dtype=None):
+        return self.comm.all_reduce(self.comm.all_reduce(rows, dtype), dtype)
 
 
 class _OwnRowsOnly(Mode):
