@@ -379,7 +379,7 @@ def test_shared_expert_is_added_once(kind, value):
         stages = Stages(experts=constant_experts([10.0, 20.0][comm.rank]))
         layer = build(comm, case.plan(weights.config), weights, stages=stages, kind=kind)
         sums, reduce = [], layer.mode.reduce.all_reduce
-        layer.mode.reduce.all_reduce = lambda rows: sums.append(len(rows)) or reduce(rows)
+        layer.mode.reduce.all_reduce = lambda rows, dtype=None: sums.append(len(rows)) or reduce(rows, dtype)
         return layer(torch.ones(2, 32)).unique().tolist(), sums
 
     assert run_threads(2, rank_function) == [([value], [2])] * 2
