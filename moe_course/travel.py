@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from moe_course import quant
-from moe_course.backends import BACKENDS
 from moe_course.backends.capabilities import current_name, shape_of
 from moe_course.backends.configure import Backend, configure
 from moe_course.backends.support import pick_transport
@@ -61,7 +60,7 @@ def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype
             f"--reduce-in-node belongs to two_hop (or deepep_v2), the backend is {plan.backend.name}; "
             + _instead(plan, "two_hop", "two_hop")
         )
-    if options.static_shapes and BACKENDS[plan.backend.name].CAPABILITIES["layout"] != "padded":
+    if options.static_shapes and plan.shape != "low_latency":
         raise ConfigError(
             f"--static-shapes needs rows in fixed places, and {plan.backend.name} has none; "
             + _instead(plan, "low_latency", "deepep_low_latency")

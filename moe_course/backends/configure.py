@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from moe_course import quant
 from moe_course.backends import BACKENDS
+from moe_course.backends.unprobed import unprobed
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
@@ -33,7 +34,7 @@ class Backend:
         combine_dtype: partial sums and outputs travel home in it; None: as they are.
     """
 
-    module: ModuleType
+    module: ModuleType | SimpleNamespace
     max_num_tokens: int | None = None
     reduce_in_node: bool = False
     format: str | None = None
@@ -105,8 +106,8 @@ class Backend:
 
 
 def configure(name: str, **options: Any) -> Backend:
-    """The backend of this name (a key of `BACKENDS`) with options of `Backend`."""
-    return Backend(BACKENDS[name], **options)
+    """The backend of this name with options of `Backend`: a key of `BACKENDS`, or a library that nobody looked for."""
+    return Backend(BACKENDS.get(name) or unprobed(name), **options)
 
 
 def _quantized(arrived: Dispatched, fmt: str) -> Dispatched:

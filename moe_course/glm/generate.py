@@ -131,9 +131,11 @@ def agree_on_tokens(tokens: list[int], group: Comm | None, device: torch.device)
 
     Raises ExchangeMismatch on all ranks of the group.
     """
-    if group is None or not group.shared.compare or not tokens:  # without prompts all of them have none
+    if group is None:
         return
-    group.layer = -1  # outside the layers: not part of what they move
+    group.layer = -1  # outside the layers: not part of what they move. On all ranks, also on those that return here
+    if not group.shared.compare or not tokens:  # without prompts all of them have none
+        return
     mine = torch.tensor([tokens], dtype=torch.int64, device=device).view(1, -1)  # [1, B]
     (seen,) = group.all_gather_rows(torch.empty(1, 0, device=device), mine).metadata  # no payload, only metadata
     differ = (seen != seen[0]).any(dim=1).nonzero().flatten().tolist()

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from moe_course.backends import BACKENDS
 from moe_course.backends.configure import Backend, configure
-from moe_course.backends.unprobed import unprobed
 from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
 from moe_course.errors import CheckpointError, ConfigError
@@ -117,8 +115,7 @@ def load(
 
     reader, mode = Reader(index), make_mode(plan, comm)
     if backend is None:
-        name = plan.backend.name
-        backend = configure(name) if name in BACKENDS else unprobed(name)
+        backend = configure(plan.backend.name)
     blocks = []
     for number in config.sparse_layers:
         layer = _read_layer(reader, config, number, mode, plan, dtype, device, stages, on_event, held, backend)

@@ -20,6 +20,7 @@ if sys.platform != "linux":
 
 from moe_course.comm import parts, semaphores, shared_memory
 from moe_course.comm.mesh import Mesh
+from moe_course.comm.padded import _HEAD
 from moe_course.comm.segments import Segments
 from moe_course.comm.wire import LostPeer
 
@@ -161,7 +162,7 @@ def test_parts_lie_on_cache_lines_and_apart(widths, total):
 def test_only_rows_in_use_are_written(width):
     """The rest of a segment keeps what it holds; rows of every alignment go to their slots."""
     sections, counts = torch.tensor([[2, 1], [0, 3]]), torch.tensor([1, 3, 2])
-    plan, block = Segments(sections, 4, width), torch.arange(8 + 3)
+    plan, block = Segments(sections, 4, width), torch.arange(_HEAD + 3)
     rows = torch.arange(6 * width + 1, dtype=torch.uint8)[1:].view(6, width)
     memory = torch.full((plan.nbytes(0),), 255, dtype=torch.uint8)
     assert plan.put(memory, 0, 0, block, rows, counts) == 4

@@ -248,5 +248,6 @@ def left_in(folder: Path) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in whatever a shell starts in the background
     for name in sys.argv[2:]:
         print(json.dumps({"scenario": name, **run(name, Path(sys.argv[1]) / name)}), flush=True)

@@ -16,6 +16,6 @@ def test_two_ranks_on_gloo(course):
         assert line["payload"] == line["bound"] > 0 and len(line["seconds"]) == 2, name
         assert line["same_bits"] or not line["bits_promised"], name
     assert lines["low_latency"]["padding"] > 0 == lines["all_to_all"]["padding"]
-    assert lines["low_latency"]["messages"] < lines["all_to_all"]["messages"]
+    assert lines["low_latency"]["messages"] <= lines["all_to_all"]["messages"]  # gloo is told the sizes first
     assert "deepep_low_latency" in ended.stdout and "verdict" in ended.stdout
     assert course.wait_until_gone() == {}
