@@ -44,7 +44,7 @@ def sum_of_owners(partials: Sequence[torch.Tensor], rows: torch.Tensor, num_rows
     place[order] = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
     most = int(counts.max()) if num_rows else 0
     like = partials[0]
-    slots = like.new_zeros(num_rows, max(most, 1), *like.shape[1:], dtype=_sum_dtype(like.dtype))
+    slots = like.new_zeros(num_rows, max(most, 1), *like.shape[1:], dtype=accumulator(like.dtype))
     done = 0
     for part in partials:
         here = slice(done, done + len(part))
@@ -80,7 +80,3 @@ def weigh_and_sum(contributions: torch.Tensor, weights: torch.Tensor, owner: tor
         partial = torch.where(same, partial + weighted, weighted)
         before = owner[:, k]
     return total + partial
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return accumulator(dtype) if dtype.is_floating_point else dtype

@@ -68,9 +68,8 @@ class Backend:
         rows = hidden_states
         if self.format and self.before:
             q, scales = quant.quantize(hidden_states, self.format)
-            rows = quant.pack(
-                q, scales
-            )  # [T, B] bytes; int8 codes travel as int8, so that no header takes them for fp8
+            rows = quant.pack(q, scales)  # [T, B] bytes
+            # int8 codes travel as int8, so that no header takes them for fp8
             rows = rows.view(torch.int8) if q.dtype == torch.int8 else rows
         options = self._options()
         arrived = self.module.dispatch(rows, topk_weights, topk_ids, comm=comm, placement=placement, **options)

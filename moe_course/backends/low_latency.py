@@ -1,9 +1,9 @@
 """A fixed place for everything: one row per route into segments `[E_local, T_max]` of a size known beforehand.
 
-No counts are exchanged first, so there is one message each way (and on gloo, which ends a process when sizes differ,
-their sizes before it); the price is padding. Experts get `[E_local, R *
-T_max, H]` and counts, rows behind a count hold anything. They return raw outputs; the source weights and adds them,
-as DeepEP's combine kernel does. A rank with more than T_max rows makes all ranks raise CapacityExceeded.
+No counts are exchanged first, so there is one message each way; on gloo, which ends a process when sizes differ, the
+sizes go before it. The price is padding. Experts get `[E_local, R * T_max, H]` and counts, rows behind a count hold
+anything. They return raw outputs; the source weights and adds them, as DeepEP's combine kernel does. A rank with more
+than T_max rows makes all ranks raise CapacityExceeded.
 
 Source: DeepEP's low-latency kernels, vLLM `deepep_ll.py` and `nixl_ep.py`. Built in: notebook 09.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_course.backends import all_to_all
 from moe_course.backends.traffic import Traffic, owners
 from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
@@ -118,10 +119,8 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
-    """A row for each route to its owner; an output for each route back. Padding is not in it."""
-    owner = [owners(ids, placement) for ids in topk_ids_per_rank]
-    rows = torch.stack([torch.bincount(o[o >= 0].cpu(), minlength=placement.ep_size) for o in owner])
-    return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0), "contributions")
+    """As `all_to_all`: a row for each route to its owner, an output for each back. Padding is not in it."""
+    return all_to_all.traffic(topk_ids_per_rank, placement)
 
 
 def _of(sent: Sent, source: int | slice, owner: int) -> torch.Tensor:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from statistics import median
 
+import torch
+
 from moe_course.backends.capabilities import names_of
 from moe_course.cost import bounds
 from moe_course.cost.compare import Job, shared_bound
 from moe_course.cost.sizes import row_sizes
 from moe_course.quant import format_named
+from moe_course.rows import TOLERANCE
 
 SCHEMA = "moe_course.backends/1"
-#: Largest difference, relative to the largest value, where equal bits are not promised.
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 def build_result(job: Job, parts: list[dict], refused: dict[str, str], notes: list[str], transport: str, file) -> dict:
@@ -71,7 +72,7 @@ def _line(job: Job, line, parts: list[dict], exact: bool) -> dict:
             f"{line.name} sent {sent['rows']} rows with {sent['payload']} bytes, the bound for this routing is "
             f"{rows} rows with {bound} bytes"
         )
-    limit = 0.0 if promised else TOLERANCE[job.dtype]
+    limit = 0.0 if promised else TOLERANCE[getattr(torch, job.dtype)]
     if difference > limit:
         failures.append(
             f"{line.name}: outputs differ from allgather_reducescatter by {difference:.1e}, {limit:g} allowed"

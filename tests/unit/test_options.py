@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,23 @@ def test_a_vocabulary_that_is_not_bytes_needs_its_file(tmp_path):
     raw = json.loads((TINY / "config.json").read_text())
     with pytest.raises(ConfigError, match="1000"):
         load_tokenizer(tmp_path, MoEConfig.from_json(raw | {"vocab_size": 1000}))
+
+
+def test_flags_take_what_the_tables_know():
+    """The values are written down twice, so that --help needs no torch."""
+    from moe_course.backends.support import TRANSPORTS
+    from moe_course.quant import FORMATS
+    from moe_course.run_flags import Quant, Transport
+
+    assert list(Quant) == ["none", *FORMATS]
+    assert set(Transport) == {"auto", "vendor", *TRANSPORTS}
+
+
+def test_the_readme_lists_every_shape_with_its_names():
+    from moe_course.backends.capabilities import KNOWN_BACKENDS, OLD_NAMES, SHAPES
+
+    rows = [line.split("|") for line in Path("README.md").read_text().splitlines() if line.startswith("| `")]
+    listed = {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[2])) for row in rows if row[1].strip(" `") in SHAPES}
+    named = {shape: {name for name, known in KNOWN_BACKENDS.items() if known.shape == shape} for shape in SHAPES}
+    named["allgather_reducescatter"] |= {old for old, new in OLD_NAMES.items() if new == "allgather_reducescatter"}
+    assert listed == {shape: names for shape, names in named.items() if shape != "no_dp_ep"}
