@@ -1,0 +1,69 @@
+"""One class for all pictures: live widget, still image and one line of text, from the same data, in one bundle.
+
+A notebook that runs shows the widget; one that was only opened, a page on GitHub or a print shows the image; a screen
+reader or a terminal reads the line. Source of the widget protocol: anywidget's `AnyWidget`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anywidget
+import traitlets
+
+_HERE = Path(__file__).parent
+
+
+def source(module: str) -> str:
+    """The ES module of a picture: what all pictures share, then its own. It has no imports."""
+    return (_HERE / "common.js").read_text() + "\n" + (_HERE / f"{module}.js").read_text()
+
+
+def styles(module: str) -> str:
+    """The style sheet of a picture: what all share, then its own, if it has one."""
+    own = _HERE / f"{module}.css"
+    return (_HERE / "common.css").read_text() + ("\n" + own.read_text() if own.exists() else "")
+
+
+class Picture(anywidget.AnyWidget):
+    """A picture of `data`.
+
+    Attributes:
+        data: plain JSON, sent to the browser once.
+        opts: settings of the picture that are not data.
+        state: what the viewer chose, e.g. `{"layer": 1, "token": 3}`. Set it to move the picture; read it to know.
+    """
+
+    module: ClassVar[str]
+    data = traitlets.Dict().tag(sync=True)
+    opts = traitlets.Dict().tag(sync=True)
+    state = traitlets.Dict().tag(sync=True)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._esm, cls._css = source(cls.module), styles(cls.module)
+
+    def text(self) -> str:
+        """What the picture says, in one line that is the same in every run."""
+
+    def still(self) -> bytes:
+        """The picture as PNG; the same bytes for the same data."""
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_mimebundle_(self, **keywords: Any) -> tuple[dict, dict]:
+        bundle = super()._repr_mimebundle_(**keywords) or {}
+        live, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        image = base64.b64encode(self.still()).decode()
+        return live | {"text/plain": self.text(), "image/png": image}, metadata
+
+
+def png(figure: Any) -> bytes:
+    """A matplotlib figure as PNG, without the date and version that would make two runs differ."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
