@@ -44,7 +44,8 @@ class Picture(anywidget.AnyWidget):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls._esm, cls._css = source(cls.module), styles(cls.module)
+        if "module" in vars(cls):  # anywidget derives a class for each object, which already has both
+            cls._esm, cls._css = source(cls.module), styles(cls.module)
 
     def text(self) -> str:
         """What the picture says, in one line that is the same in every run."""
