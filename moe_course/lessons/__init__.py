@@ -2,11 +2,15 @@
 
 `start()` checks the environment, `show(function)` prints package source, `run_live(argv, world_size)` starts a real
 run with a progress bar in the cell, `report(guess, answer)` compares a guess with what was measured.
+`check.<exercise>(fn)` checks your function, `check.reveal` shows the answer, `check.keep` stores yours in `my_moe/`,
+and `use("my_moe")` brings it back.
 """
 
+from moe_course.lessons.check import check
 from moe_course.lessons.environment import start
 from moe_course.lessons.guesses import report
+from moe_course.lessons.own import use
 from moe_course.lessons.progress import run_live
 from moe_course.lessons.source import show
 
-__all__ = ["report", "run_live", "show", "start"]
+__all__ = ["check", "report", "run_live", "show", "start", "use"]

@@ -1,0 +1,31 @@
+"""The exercises of each notebook, one module each; found by their names. Built in: notebook 00."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from moe_course.errors import ConfigError
+from moe_course.lessons.exercise import Exercise
+
+
+def notebooks() -> list[str]:
+    """Names of the modules: nb00, nb02, …"""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("nb"))
+
+
+def exercises(notebook: str) -> tuple[Exercise, ...]:
+    """The exercises of one of them, in order."""
+    return importlib.import_module(f"{__name__}.{notebook}").EXERCISES
+
+
+def find(name: str) -> Exercise:
+    """The exercise of this name. Raises ConfigError that lists all there are."""
+    known = {}
+    for notebook in notebooks():
+        for exercise in exercises(notebook):
+            if exercise.name == name:
+                return exercise
+            known.setdefault(notebook, []).append(f"{exercise.name} ({exercise.number})")
+    listed = "; ".join(f"{notebook}: {', '.join(names)}" for notebook, names in known.items())
+    raise ConfigError(f"there is no exercise {name!r}; there are {listed}")

@@ -1,0 +1,161 @@
+"""Expected against yours, value by value: the first thing that differs, as a sentence and as two small tables.
+
+Built in: notebook 00.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ROWS, COLUMNS = 8, 8  # a table shows at most so many, around the first difference
+NOTHING = "·"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Two tables of one shape: `labels[i]` names row i; `marked` are the (row, column) that differ."""
+
+    labels: list[str]
+    expected: list[list[str]]
+    yours: list[list[str]]
+    marked: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs: a sentence that starts with a verb, and the table; None where there is nothing to draw."""
+
+    what: str
+    table: Table | None = None
+
+
+def difference(expected: Any, yours: Any, tolerance: float = 0.0) -> Difference | None:
+    """The first difference, or None. Types, dtypes and shapes first, then values; NaN equals NaN."""
+    if isinstance(expected, torch.Tensor):
+        return _of_tensors(expected, yours, tolerance)
+    if isinstance(expected, list | tuple) and isinstance(yours, list | tuple):
+        return _of_lists(list(expected), list(yours), tolerance)
+    if isinstance(expected, float) and isinstance(yours, int | float) and not isinstance(yours, bool):
+        same = abs(expected - yours) <= tolerance or (expected != expected and yours != yours)
+        return None if same else Difference(f"is {_shown(yours)}, expected {_shown(expected)}")
+    if type(expected) is type(yours) and expected == yours:
+        return None
+    return Difference(f"is {_shown(yours)}, expected {_shown(expected)}")
+
+
+def _of_lists(expected: list, yours: list, tolerance: float) -> Difference | None:
+    if all(_number(item) for item in (*expected, *yours)):
+        if len(expected) == len(yours) and all(
+            difference(a, b, tolerance) is None for a, b in zip(expected, yours, strict=True)
+        ):
+            return None
+        return Difference(
+            f"is {_shown(yours)}, expected {_shown(expected)}", _table([expected], [yours], [""], tolerance)
+        )
+    if len(expected) != len(yours):
+        return Difference(f"has {len(yours)} parts, expected {len(expected)}")
+    for place, (a, b) in enumerate(zip(expected, yours, strict=True)):
+        if found := difference(a, b, tolerance):
+            return Difference(f"[{place}] {found.what}", found.table)
+    return None
+
+
+def _of_tensors(expected: torch.Tensor, yours: Any, tolerance: float) -> Difference | None:
+    if not isinstance(yours, torch.Tensor):
+        return Difference(f"is {_shown(yours)}, expected a tensor {_kind(expected)}")
+    if yours.dtype != expected.dtype or yours.shape != expected.shape:
+        table = _tensor_table(expected, yours, tolerance) if yours.dim() == expected.dim() else None
+        return Difference(f"is {_kind(yours)}, expected {_kind(expected)}", table)
+    wrong = _wrong(expected, yours, tolerance)
+    if not wrong.any():
+        return None
+    many = f"differs in {int(wrong.sum())} of {wrong.numel()} numbers" if wrong.numel() > 1 else "differs"
+    return Difference(many, _tensor_table(expected, yours, tolerance))
+
+
+def _wrong(expected: torch.Tensor, yours: torch.Tensor, tolerance: float) -> torch.Tensor:
+    if expected.dtype == torch.bool or not (expected.is_floating_point() and tolerance):
+        equal = expected == yours
+    else:
+        equal = ((expected.double() - yours.double()).abs() <= tolerance) | (expected == yours)
+    if expected.is_floating_point():
+        equal |= expected.isnan() & yours.isnan()
+    return ~equal
+
+
+def _tensor_table(expected: torch.Tensor, yours: torch.Tensor, tolerance: float) -> Table:
+    """Rows are the first dimension; of three or more, all but the last are rows."""
+    if expected.dim() < 2:
+        return _table(*([list(map(_item, t.reshape(-1).tolist()))] for t in (expected, yours)), [""], tolerance)
+    longest = max(expected, yours, key=len) if expected.dim() == 2 else expected
+    places = torch.cartesian_prod(*(torch.arange(n) for n in longest.shape[:-1])).reshape(-1, longest.dim() - 1)
+    labels = [",".join(map(str, place)) for place in places.tolist()]
+    flat = [t.reshape(-1, t.shape[-1]).tolist() if t.numel() else [] for t in (expected, yours)]
+    return _table(*flat, labels, tolerance)
+
+
+def _table(expected: list[list], yours: list[list], labels: list[str], tolerance: float) -> Table:
+    height = max(len(expected), len(yours))
+    width = max((len(row) for row in (*expected, *yours)), default=0)
+    grids = [[[*row, *[None] * (width - len(row))] for row in grid] for grid in (expected, yours)]
+    for grid in grids:
+        grid += [[None] * width] * (height - len(grid))
+    wrong = {
+        (r, c) for r in range(height) for c in range(width) if not _alike(grids[0][r][c], grids[1][r][c], tolerance)
+    }
+    first = min(wrong, default=(0, 0))
+    rows = _window(first[0], height, ROWS)
+    columns = _window(first[1], width, COLUMNS)
+    shown = [[[_cell(grid[r][c]) for c in columns] for r in rows] for grid in grids]
+    for i, r in enumerate(rows):
+        for j, c in enumerate(columns):
+            if (r, c) in wrong and shown[0][i][j] == shown[1][i][j]:  # they differ behind the digits shown
+                for half, grid in zip(shown, grids, strict=True):
+                    half[i][j] = f"{grid[r][c]:.9g}" if isinstance(grid[r][c], float) else half[i][j]
+    marked = frozenset((i, j) for i, r in enumerate(rows) for j, c in enumerate(columns) if (r, c) in wrong)
+    names = [labels[r] if r < len(labels) else str(r) for r in rows]
+    return Table(names, shown[0], shown[1], marked)
+
+
+def _window(first: int, size: int, most: int) -> range:
+    begin = max(0, min(first - 2, size - most))
+    return range(begin, min(size, begin + most))
+
+
+def _alike(a: Any, b: Any, tolerance: float) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a == b or (a != a and b != b) or (isinstance(a, float) and isinstance(b, float) and abs(a - b) <= tolerance)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    return str(value)
+
+
+def _item(value: Any) -> Any:
+    return value
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {_kind(value)}"
+    if isinstance(value, int | float | str | bool | None):
+        return repr(value)
+    if isinstance(value, list | tuple) and len(value) <= 12 and all(_number(item) for item in value):
+        return "[" + ", ".join(map(_cell, value)) + "]"
+    return f"a {type(value).__name__}"  # no repr: it may hold an address

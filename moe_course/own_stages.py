@@ -1,0 +1,85 @@
+"""Your own stages as files: `my_moe/<stage>.py` defines the function of the same name. Built in: notebook 13."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from moe_course.errors import ConfigError
+from moe_course.stages import Stages
+
+#: Stages that a file may bring.
+NAMES = tuple(field.name for field in fields(Stages))
+
+
+@dataclass(frozen=True)
+class OwnStages:
+    """What a folder brings.
+
+    Attributes:
+        stages: its functions, and the package's for the rest.
+        files: stage -> file, of its own ones, in the order of `NAMES`.
+        digests: stage -> fingerprint of the file.
+    """
+
+    stages: Stages
+    files: dict[str, Path]
+    digests: dict[str, str]
+
+
+def load_own_stages(folder: Path, missing_ok: bool = False) -> OwnStages:
+    """Load every stage that `folder` has a file for; other files are not looked at.
+
+    Raises:
+        ConfigError: no such folder, no stage in it, or a file that does not load.
+    """
+    files = {name: folder / f"{name}.py" for name in NAMES if (folder / f"{name}.py").is_file()}
+    if not files and not missing_ok:
+        there = "has no stage in it" if folder.is_dir() else "does not exist"
+        raise ConfigError(
+            f"--stages {folder} {there}; a stage is a file of one of the names {', '.join(NAMES)} (.py) that defines "
+            "the function of that name; check.keep in a notebook writes one"
+        )
+    functions = {name: load_function(path, name) for name, path in files.items()}
+    return OwnStages(Stages(**functions), files, {name: _digest(path) for name, path in files.items()})
+
+
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """The function `name` of a file. Raises ConfigError that names file, line and cure."""
+    module_name = f"my_moe.{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(spec)
+    linecache.checkcache(str(path))
+    try:
+        # not through the loader: it would leave __pycache__ behind, and trust it within one second of an edit
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True), vars(module))
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}; repair the file or remove it") from None
+    except Exception as error:
+        says = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}, line {line_in(error, path)}: {says}; repair the file or remove it") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{path} does not define a function {name}; rename the function, or remove the file")
+    sys.modules[module_name] = module  # inspect finds the source of its functions through it
+    return function
+
+
+def line_in(error: BaseException, path: Path) -> int | None:
+    """The innermost line of `path` that an error passed through."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_filename == str(path):
+            found = step.tb_lineno
+        step = step.tb_next
+    return found
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
