@@ -46,13 +46,15 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
     began, options, rank = time.perf_counter(), job.options, comm.rank
     mine = job.plan.rank(rank)
     lead = mine.tp == 0 and mine.pcp == 0  # of the ranks that share rows, this one speaks
-    recorder = Recorder(values=options.trace_values, slots=options.trace is not None)
+    recorder = Recorder(trace=options.trace is not None, values=options.trace_values)
     losses = QuantLosses(job.backend.format)
     captured = _captured_experts(job, rank) if options.static_shapes else None
     stages = Stages() if captured is None else Stages(experts=captured)
     model = Faults(options.fault_specs(), rank).load(
         job, comm, chain(recorder, losses), checked=options.guard, stages=stages
     )
+    if options.trace:
+        recorder.watch(model)
     invariance = model.blocks[0].layer.row_invariance() if model.blocks else None
     report("loaded", experts=len(mine.experts), params=model.params, bytes_read=model.report.bytes_read)
     guard.check_model(model, job, comm)
@@ -104,8 +106,8 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
             "report": model.report,
             "params": model.params,
             "expert_bytes": model.expert_bytes,
-            "routed": recorder.routed(),
-            "rows_per_pass": {(e["step"], e["layer"]): e["topk_ids"] for e in recorder.passes},
+            "routed": recorder.routed() if options.check else {},
+            "rows_per_pass": recorder.rows_per_pass(),
             "guard": guard.seconds | guard.audited,
             "quant_losses": losses.found,
             "peak_rss": peak_rss(),
@@ -140,7 +142,7 @@ def _write_trace(options: RunOptions, rank: int, comm, recorder, model) -> None:
     from moe_course.trace.trace import write_rank
     from moe_course.trace.values import collect_values
 
-    extra = collect_values(comm, recorder, model.config) if options.trace_values else {}
+    extra = collect_values(comm, recorder, model.config) if options.trace_values and recorder.knows_places else {}
     write_rank(options.trace, rank, recorder, extra)
 
 

@@ -74,7 +74,7 @@ def _run(options: RunOptions, rank: int, guard) -> None:
             result["wall_s"] = round(time.perf_counter() - began, 3)
             _publish(options, result)
             if options.trace:
-                _join_trace(job)
+                _join_trace(job, everybody, facts)
             if comparison is not None and not comparison.equal and result["verdict"] == "different":
                 raise VerificationFailed("; ".join(comparison.failures[:3]))
         reference = None
@@ -137,13 +137,12 @@ def _publish(options: RunOptions, result: dict) -> None:
         print_result(result, timings=options.timings)
 
 
-def _join_trace(job) -> None:
+def _join_trace(job, everybody: list[dict], facts: dict) -> None:
+    from moe_course.trace.meta import describe
     from moe_course.trace.trace import write_joined
 
-    options, plan = job.options, job.plan
-    texts = [{"prompt": text, "tokens": tokens} for text, tokens in zip(options.prompts, job.prompts, strict=True)]
-    meta = {"world_size": plan.world_size, "model": str(options.model), "plan": plan.as_dict(), "prompts": texts}
-    write_joined(options.trace, meta)
+    exact = facts["invariance"] is None or facts["invariance"].exact
+    write_joined(job.options.trace, describe(job, everybody, exact))
 
 
 if __name__ == "__main__":

@@ -1,162 +1,177 @@
 """Record every route of a run on one rank. A recorder is one receiver of `MoELayer` events.
 
-Built in: notebook 13. Source: vLLM's routed-experts capture records ids only; this joins owner and buffer rows.
+During a pass it only keeps references and time stamps; what follows from them is worked out after the run. Built in:
+notebook 13. Source: vLLM's routed-experts capture records ids only; this joins owner and buffer rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from moe_course.comm.ledger import Ledger
-from moe_course.experts import plain_rows, route_outputs
 from moe_course.layer import MoELayer
+from moe_course.trace.contributions import Computed
+from moe_course.trace.schema import COLUMNS, OUTPUTS, STAGES, dtype_of
+from moe_course.trace.spans import OTHER, OUTSIDE, Clock
 
-#: Integer columns of a trace, one entry per route, and `weight` (fp32).
-COLUMNS = (
-    "step",
-    "layer",
-    "source_rank",
-    "row",
-    "token_id",
-    "k",
-    "expert",
-    "weight",
-    "owner_rank",
-    "local_expert",
-    "send_row",
-    "receive_row",
-    "via_rank",
-)
+__all__ = ["COLUMNS", "Recorder"]
+
+
+@dataclass
+class Pass:
+    """One rank's rows on their way through one layer; tensors lie where the layer left them."""
+
+    step: int
+    layer: MoELayer
+    token_ids: torch.Tensor  # of the live rows of the pass, before they are split over ranks
+    places: list[tuple[int, int]]  # their (prompt, position)
+    topk_ids: torch.Tensor  # [T, K]
+    topk_weights: torch.Tensor | None = None
+    handle: Any = None  # what the backend's `slots` needs
+
+    @property
+    def own(self) -> slice:
+        return self.layer.mode.own_rows(len(self.token_ids))
 
 
 class Recorder:
     """Collects the routes of this rank's rows; with `values` also contributions and outputs.
 
-    `slots` of False leaves out where rows lie in buffers, which may cost an exchange. Pass it as `on_event` to the
-    model and `on_pass` to `generate`.
+    `trace` of False keeps the expert ids only, which every run counts. Pass it as `on_event` to the model and
+    `on_pass` to `generate`; `watch` the loaded model for exact spans.
     """
 
-    def __init__(self, values: bool = False, slots: bool = True):
-        self.values, self.slots = values, slots
-        self.token_ids = torch.empty(0, dtype=torch.int64)
-        self.places: list[tuple[int, int]] = []
-        self.passes: list[dict[str, Any]] = []  # one per (step, layer): ids and weights of this rank's live rows
+    def __init__(self, trace: bool = True, values: bool = False):
+        self.trace, self.values = trace, values
+        self.passes: list[Pass] = []
+        self.clock = Clock()
         self.outputs: list[torch.Tensor] = []
-        self.computed: list[dict[str, torch.Tensor]] = []  # contributions made here, by their receive row
-        self.one_k = False  # does a received row stand for one route, whose k the owner does not know?
-        self._route: dict[str, torch.Tensor] = {}
-        self._dispatched: Any = None
+        self.computed: list[Computed] = []  # what the experts of this rank worked on
+        self._token_ids, self._places = torch.empty(0, dtype=torch.int64), []
+        self._step = 0
+        self._columns: dict[str, torch.Tensor] | None = None
 
     def on_pass(self, step: int, token_ids: torch.Tensor, places: list[tuple[int, int]]) -> None:
         """A pass over these tokens begins; `places` are their (prompt, position)."""
-        self.token_ids, self.places = token_ids.cpu(), places
+        self._step, self._token_ids, self._places = step, token_ids, places
+        if self.trace:
+            self.clock.begin()
+
+    def watch(self, model) -> None:
+        """Take a time stamp where a sparse layer begins, and where a pass of this `LoadedModel` ends."""
+
+        def stamp(*called: Any) -> None:
+            self.clock.end(self._step, OUTSIDE, OTHER)
+
+        for block in model.blocks:
+            block.layer.register_forward_pre_hook(stamp)
+        model.shell.register_forward_hook(stamp)
 
     def __call__(self, stage: str, layer: MoELayer, **tensors: Any) -> None:
+        if self.trace:
+            self.clock.end(layer.comm.step, layer.layer, STAGES.index(stage))
         if stage == "route":
-            self._route = tensors
-        elif stage == "dispatch":
-            self._on_dispatch(layer, tensors["dispatched"])
-        elif stage == "experts" and self.values:
-            self._on_experts(layer, tensors["expert_output"])
-        elif stage == "combine" and self.values:
-            self.outputs.append(tensors["output"].float().cpu())
+            self.passes.append(
+                Pass(layer.comm.step, layer, self._token_ids, self._places, tensors["topk_ids"])  # fmt: skip
+            )
+            if self.trace:
+                self.passes[-1].topk_weights = tensors["topk_weights"]
+        elif stage == "dispatch" and self.trace:
+            self.passes[-1].handle = tensors["dispatched"].handle
+        if self.values:
+            self._keep_values(stage, layer, tensors)
+            self.clock.begin()  # copies of values belong to no stage
 
-    def _on_dispatch(self, layer: MoELayer, dispatched) -> None:
-        """Of rows that ranks share, each route belongs to the rank that takes it to its owner."""
-        ids, comm, mode = self._route["topk_ids"].cpu(), layer.comm, layer.mode
-        own = mode.own_rows(len(self.token_ids))
-        owner = mode.placement.owner[ids.long().clamp(min=0)]
-        send_row, receive_row, via_rank = self._places(ids, layer, dispatched)
-        self.passes.append(
-            {
-                "step": comm.step,
-                "layer": layer.layer,
-                "rank": comm.world_rank,
-                "token_ids": self.token_ids[own],
-                "places": self.places[own],
-                "topk_ids": ids,
-                "carried": (ids >= 0) & ((owner >= 0) if mode.travels else (owner == comm.rank)),
-                "topk_weights": self._route["topk_weights"].cpu(),
-                "owner": layer.placement.owner,
-                "local": layer.placement.local,
-                "send_row": send_row,
-                "receive_row": receive_row,
-                "via_rank": via_rank,
-            }
-        )
-        self._dispatched = dispatched
+    def _keep_values(self, stage: str, layer: MoELayer, tensors: dict[str, Any]) -> None:
+        if stage == "dispatch":
+            self._dispatched = tensors["dispatched"]
+        elif stage == "experts":
+            self.computed.append(Computed.keep(layer, self._dispatched, tensors["expert_output"]))
+        elif stage == "combine":
+            self.outputs.append(tensors["output"].clone())
 
-    def _on_experts(self, layer: MoELayer, expert_output: torch.Tensor) -> None:
-        """Keep the single contributions made here, by receive row and, where a row has several, k."""
-        dispatched = self._dispatched
-        self.one_k = dispatched.layout != "rows"
-        if dispatched.layout == "rows":  # the experts return sums; compute the parts once more, the same bits
-            rows = plain_rows(dispatched, layer.w13.dtype)
-            routes, outputs = route_outputs(rows, dispatched.topk_ids, layer.w13, layer.w2, layer.expert_map)
-            k = dispatched.topk_ids.shape[1]
-        elif dispatched.layout == "routes":
-            routes, k = (dispatched.topk_ids[:, 0] >= 0).nonzero().flatten(), 1
-            outputs = expert_output[routes]
-        else:
-            slots = torch.arange(expert_output.shape[1], device=expert_output.device)
-            routes, k = (slots < dispatched.expert_num_tokens.unsqueeze(1)).view(-1).nonzero().flatten(), 1
-            outputs = expert_output.flatten(0, 1)[routes]
-        self.computed.append(
-            {
-                "step": torch.full(routes.shape, layer.comm.step),
-                "layer": torch.full(routes.shape, layer.layer),
-                "receive_row": (routes // k).cpu(),
-                "k": (routes % k).cpu(),
-                "values": outputs.float().cpu(),
-            }
-        )
+    @property
+    def knows_places(self) -> bool:
+        """Only the package's own dispatch says where it puts rows."""
+        return all(entry.layer.stages.dispatch is None for entry in self.passes)
 
-    def _places(self, ids: torch.Tensor, layer: MoELayer, dispatched) -> list[torch.Tensor]:
-        """`send_row`, `receive_row` and `via_rank` `[T, K]`, -1 where they are not known. May be an exchange."""
-        unknown, comm = torch.full(ids.shape, -1), layer.comm
-        slots = getattr(layer.backend, "slots", None) if layer.stages.dispatch is None and self.slots else None
-        if slots is None:
-            return [unknown] * 3
-        ledger, comm.ledger = comm.ledger, Ledger()  # what the trace costs is not part of the run
-        try:
-            found = slots(ids, dispatched, comm=comm, placement=layer.mode.placement)
-        finally:
-            comm.ledger = ledger
-        if len(found) == 3:
-            members = torch.tensor(comm.members)
-            found = *found[:2], torch.where(found[2] >= 0, members[found[2].clamp(min=0)], -1)
-        return [*found, unknown][:3]
+    def rows_per_pass(self) -> dict[tuple[int, int], torch.Tensor]:
+        """(step, layer) -> expert ids `[T, K]` of the rows this rank took through the layer."""
+        return {(entry.step, entry.layer.layer): entry.topk_ids.cpu() for entry in self.passes}
 
     def routed(self) -> dict[tuple[int, int], dict[int, torch.Tensor]]:
         """(prompt, layer) -> position -> sorted expert ids `[K]`, of the rows this rank took through the layers."""
         found: dict[tuple[int, int], dict[int, torch.Tensor]] = defaultdict(dict)
         for entry in self.passes:
-            for row, (prompt, position) in enumerate(entry["places"]):
-                found[prompt, entry["layer"]][position] = entry["topk_ids"][row].sort().values
+            experts = entry.topk_ids.cpu().sort(dim=1).values
+            for row, (prompt, position) in enumerate(entry.places[entry.own]):
+                found[prompt, entry.layer.layer][position] = experts[row]
         return dict(found)
 
     def columns(self) -> dict[str, torch.Tensor]:
-        """One 1-D tensor per column, one entry per route of this rank's rows; routes of -1 are left out."""
-        parts: dict[str, list[torch.Tensor]] = defaultdict(list)
-        for entry in self.passes:
-            ids = entry["topk_ids"].long()
-            rows, ks = entry["carried"].nonzero(as_tuple=True)
-            experts = ids[rows, ks]
-            parts["step"].append(torch.full_like(rows, entry["step"]))
-            parts["layer"].append(torch.full_like(rows, entry["layer"]))
-            parts["source_rank"].append(torch.full_like(rows, entry["rank"]))
-            parts["row"].append(rows)
-            parts["token_id"].append(entry["token_ids"][rows])
-            parts["k"].append(ks)
-            parts["expert"].append(experts)
-            parts["weight"].append(entry["topk_weights"][rows, ks])
-            parts["owner_rank"].append(entry["owner"][experts].long())
-            parts["local_expert"].append(entry["local"][experts].long())
-            parts["send_row"].append(entry["send_row"][rows, ks])
-            parts["receive_row"].append(entry["receive_row"][rows, ks])
-            parts["via_rank"].append(entry["via_rank"][rows, ks])
-        empty = {name: torch.empty(0, dtype=torch.int64) for name in COLUMNS} | {"weight": torch.empty(0)}
-        return {name: torch.cat(parts[name]) if parts[name] else empty[name] for name in COLUMNS}
+        """One 1-D tensor per column, one entry per route of this rank's rows; routes of -1 are left out.
+
+        Worked out at the first call, which may be an exchange: every rank must make it.
+        """
+        if self._columns is None:
+            parts = [_columns_of(entry) for entry in self.passes]
+            none = {name: torch.empty(0, dtype=dtype_of(name)) for name in COLUMNS}
+            self._columns = {name: torch.cat([none[name], *(part[name] for part in parts)]) for name in COLUMNS}
+        return self._columns
+
+    def places_of_outputs(self) -> dict[str, torch.Tensor]:
+        """Step, layer and row of each recorded output row, one int64 tensor each."""
+        parts = [
+            torch.tensor([[entry.step, entry.layer.layer, row] for row in range(len(entry.topk_ids))]).view(-1, 3)
+            for entry in self.passes
+        ]
+        table = torch.cat([torch.empty(0, 3, dtype=torch.int64), *(part.long() for part in parts)])
+        return dict(zip(OUTPUTS, (column.clone() for column in table.T), strict=True))
+
+
+def _columns_of(entry: Pass) -> dict[str, torch.Tensor]:
+    """Of rows that ranks share, each route belongs to the rank that takes it to its owner."""
+    ids, layer, mode = entry.topk_ids.cpu().long(), entry.layer, entry.layer.mode
+    owner = mode.placement.owner[ids.clamp(min=0)]
+    carried = (ids >= 0) & ((owner >= 0) if mode.travels else (owner == layer.comm.rank))
+    rows, ks = carried.nonzero(as_tuple=True)
+    experts = ids[rows, ks]
+    places = torch.tensor(entry.places[entry.own], dtype=torch.int64).view(-1, 2)
+    send_row, receive_row, via_rank = _slots(entry)
+    return {
+        "step": torch.full_like(rows, entry.step),
+        "layer": torch.full_like(rows, layer.layer),
+        "source_rank": torch.full_like(rows, layer.comm.world_rank),
+        "row": rows,
+        "token_id": entry.token_ids.cpu()[entry.own][rows],
+        "k": ks,
+        "expert": experts,
+        "weight": entry.topk_weights.cpu().float()[rows, ks],
+        "owner_rank": layer.placement.owner[experts].long(),
+        "local_expert": layer.placement.local[experts].long(),
+        "send_row": send_row[rows, ks],
+        "receive_row": receive_row[rows, ks],
+        "via_rank": via_rank[rows, ks],
+        "prompt": places[rows, 0],
+        "position": places[rows, 1],
+    }
+
+
+def _slots(entry: Pass) -> list[torch.Tensor]:
+    """`send_row`, `receive_row` and `via_rank` `[T, K]`, -1 where they are not known. May be an exchange."""
+    layer, ids = entry.layer, entry.topk_ids.cpu()
+    unknown, comm = torch.full(ids.shape, -1), layer.comm
+    slots = getattr(layer.backend, "slots", None) if layer.stages.dispatch is None else None
+    if slots is None:  # only the package's own dispatch says where it puts rows
+        return [unknown] * 3
+    comm.layer, comm.step = -1, 0  # after the run
+    found = slots(entry.topk_ids, SimpleNamespace(handle=entry.handle), comm=comm, placement=layer.mode.placement)
+    found = [column.cpu() for column in found]
+    if len(found) == 3:
+        members = torch.tensor(comm.members)
+        found[2] = torch.where(found[2] >= 0, members[found[2].clamp(min=0)], -1)
+    return [*found, unknown][:3]

@@ -1,4 +1,7 @@
-"""Write and read a trace folder: `meta.json`, one `rankNNNN.safetensors` per rank, `routes.jsonl` of all ranks."""
+"""Write and read a trace folder: `meta.json`, one `rankNNNN.safetensors` per rank, `routes.jsonl` of all ranks.
+
+Built in: notebook 13.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from moe_course.errors import TraceError
-from moe_course.trace.record import COLUMNS, Recorder
-
-SCHEMA = "moe_course.trace/1"
+from moe_course.trace.record import Recorder
+from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, VALUES
+from moe_course.trace.strict import check_files, check_meta, file_of, placement_of, read_rank
 
 
 @dataclass(frozen=True)
 class Trace:
-    """All routes of a run. `columns[name]` is a 1-D tensor over routes, in rank order; `meta` is `meta.json`."""
+    """All routes of a run.
+
+    Attributes:
+        meta: `meta.json`, see `trace.schema.META`.
+        columns: one 1-D tensor over routes for each of `trace.schema.COLUMNS`, in rank order.
+        ranks: for every rank, its spans and, where values were recorded, its contributions and outputs.
+    """
 
     meta: dict
     columns: dict[str, torch.Tensor]
+    ranks: tuple[dict[str, torch.Tensor], ...] = ()
 
     def __len__(self) -> int:
         return len(self.columns["row"])
@@ -34,57 +44,90 @@ class Trace:
             yield dict(zip(COLUMNS, values, strict=True))
 
     def where(self, **wanted: int) -> Iterator[dict]:
-        """Routes with the given column values, e.g. `where(layer=1, step=0, source_rank=0, row=3)`."""
+        """Routes with the given column values, e.g. `where(layer=1, step=0, source_rank=0, row=3)`.
+
+        Raises TraceError for a name that is no column.
+        """
         keep = torch.ones(len(self), dtype=torch.bool)
         for name, value in wanted.items():
+            if name not in self.columns:
+                raise TraceError(f"a trace has no column {name!r}; it has {', '.join(COLUMNS)}")
             keep &= self.columns[name] == value
-        chosen = Trace(self.meta, {name: column[keep] for name, column in self.columns.items()})
-        return chosen.routes()
+        return Trace(self.meta, {name: column[keep] for name, column in self.columns.items()}).routes()
+
+    def spans(self, rank: int) -> dict[str, torch.Tensor]:
+        """`span_step`, `span_layer`, `span_stage`, `span_begin_ns`, `span_end_ns` of one rank, int64, in order.
+
+        `span_stage` is an index of `trace.schema.STAGES`. Times of ranks on several hosts do not compare, see
+        `meta["clock"]`. Raises TraceError for a rank that is not in the trace.
+        """
+        return {name: self._rank(rank)[name] for name in SPANS}
+
+    def values(self, rank: int) -> dict[str, torch.Tensor]:
+        """`contribution [n, H]` fp32 in the order of the rank's routes, `output [rows, H]` fp32 and its places.
+
+        Raises TraceError when the run had no `--trace-values`.
+        """
+        found = self._rank(rank)
+        if not self.meta["values"]:
+            raise TraceError(
+                f"rank {rank}: contributions and outputs were not recorded; record the run with --trace-values"
+            )
+        return {name: found[name] for name in (*VALUES, *OUTPUTS)}
+
+    def _rank(self, rank: int) -> dict[str, torch.Tensor]:
+        if not 0 <= rank < len(self.ranks):
+            raise TraceError(f"rank {rank} is not in this trace; it has ranks 0 to {len(self.ranks) - 1}")
+        return self.ranks[rank]
 
     @classmethod
     def load(cls, directory: str | Path) -> Trace:
         """Read a folder written by `moe-course run --trace`. Raises TraceError when it does not add up."""
         folder = Path(directory)
         try:
-            meta = json.loads((folder / "meta.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise TraceError(f"{folder}: no readable meta.json ({error})") from None
-        if meta.get("schema") != SCHEMA:
-            raise TraceError(f"{folder}: schema is {meta.get('schema')!r}, this version reads {SCHEMA!r}")
-        parts = [_load_rank(folder, rank) for rank in range(meta["world_size"])]
-        return cls(meta, {name: torch.cat([part[name] for part in parts]) for name in COLUMNS})
+        meta = check_meta(meta, folder)
+        check_files(folder, meta["world_size"])
+        placement = placement_of(meta, folder)
+        parts = [read_rank(folder, rank, meta, placement) for rank in range(meta["world_size"])]
+        columns = {name: torch.cat([part.pop(name) for part in parts]) for name in COLUMNS}
+        return cls(meta, columns, tuple(parts))
 
 
 def write_rank(directory: str | Path, rank: int, recorder: Recorder, extra: dict[str, torch.Tensor]) -> None:
-    """Write one rank's file; `extra` holds `contribution` and `output` when values were recorded."""
-    folder = Path(directory)
+    """Write one rank's file; `extra` is what `collect_values` found, if values were recorded.
+
+    Every rank must call it: where a row lies at its owner may be an exchange.
+    """
+    folder, columns = Path(directory), recorder.columns()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if rank == 0:  # of an earlier run; a folder without it is not taken for a trace
+            (folder / "meta.json").unlink(missing_ok=True)
+        tensors = {name: column.contiguous() for name, column in (columns | recorder.clock.tensors() | extra).items()}
+        save_file(tensors, folder / file_of(rank))
     except OSError as error:
-        raise TraceError(f"--trace {folder}: cannot make this folder: {error.strerror}; name another one") from None
-    tensors = {name: column.contiguous() for name, column in (recorder.columns() | extra).items()}
-    save_file(tensors, folder / f"rank{rank:04d}.safetensors")
+        raise TraceError(f"--trace {folder}: cannot write there: {error.strerror}; name another folder") from None
 
 
 def write_joined(directory: str | Path, meta: dict) -> None:
-    """Write `meta.json` and, from the files of all ranks, `routes.jsonl`. Called once, after all ranks wrote."""
-    folder = Path(directory)
-    (folder / "meta.json").write_text(json.dumps({"schema": SCHEMA} | meta, indent=1) + "\n")
+    """Write `meta.json` and, from the files of all ranks, `routes.jsonl`. Called once, after all ranks wrote.
+
+    Files of ranks that an earlier, larger run left in the folder are removed: they are no part of this trace.
+    """
+    folder, ranks = Path(directory), meta["world_size"]
+    for path in folder.glob("rank*.safetensors"):
+        if path.name not in {file_of(rank) for rank in range(ranks)}:
+            path.unlink()
+    routes, values = [], []
+    for rank in range(ranks):
+        with safe_open(folder / file_of(rank), framework="pt") as file:
+            routes.append(file.get_slice("row").get_shape()[0])
+            values.append("contribution" in file.keys())  # noqa: SIM118, not a dictionary
+    found = {"schema": SCHEMA} | meta | {"values": all(values), "routes": routes}
+    (folder / "meta.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     with (folder / "routes.jsonl").open("w") as out:
         for route in Trace.load(folder).routes():
             out.write(json.dumps(route) + "\n")
-
-
-def _load_rank(folder: Path, rank: int) -> dict[str, torch.Tensor]:
-    path = folder / f"rank{rank:04d}.safetensors"
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise TraceError(f"{path.name} of rank {rank} cannot be read: {error}") from None
-    missing = [name for name in COLUMNS if name not in tensors]
-    if missing:
-        raise TraceError(f"{path.name} of rank {rank} has no column {', '.join(missing)}")
-    lengths = {name: len(tensors[name]) for name in COLUMNS}
-    if len(set(lengths.values())) > 1:
-        raise TraceError(f"{path.name} of rank {rank} has columns of different lengths: {lengths}")
-    return tensors

@@ -66,7 +66,7 @@ def main(cells: list[dict], new_tokens: int, prompts: list[str]) -> int:
                 answer = answer or Answer(reference.finish())
                 result, _ = build_result(job, everybody, answer, facts)
                 if trace is not None:
-                    _join_trace(job)
+                    _join_trace(job, everybody, facts)
                 emit("turn", result=result)
         world.barrier()
         dist.close()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from layer_cases import make_config, make_layer, make_weights
 from safetensors.torch import save_file
+from trace_cases import meta_of, rank_tensors, write_file, write_meta
 
 from moe_course.backends import BACKENDS
 from moe_course.backends.configure import configure
@@ -24,8 +25,8 @@ from moe_course.cost.sizes import row_sizes
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement, make_placement
 from moe_course.options import TINY
-from moe_course.trace.record import COLUMNS, Recorder
-from moe_course.trace.trace import SCHEMA, write_joined, write_rank
+from moe_course.trace.record import Recorder
+from moe_course.trace.trace import write_joined, write_rank
 
 ROWS, LAYERS, K, E = 23, 3, 4, 14
 
@@ -95,16 +96,16 @@ def test_two_dimensions_are_one_layer(tmp_path):
 
 
 def write_trace(folder: Path, ids: torch.Tensor, rank: torch.Tensor, step: torch.Tensor, **plan) -> None:
-    """The files of `moe-course run --trace`, with the columns that matter; routes of -1 are not in them."""
-    (folder / "meta.json").write_text(json.dumps({"schema": SCHEMA, "world_size": 3, "plan": plan}))
+    """The files of `moe-course run --trace`; routes of -1 are not in them."""
+    routes = []
     for r in range(3):
         row, layer, k = ((ids >= 0) & (rank == r)[:, None, None]).nonzero(as_tuple=True)
         first = torch.tensor([int(((rank == r) & (step == s) & (torch.arange(len(rank)) < i)).sum()) for i, s in
                               enumerate(step.tolist())])  # fmt: skip
-        columns = dict.fromkeys(COLUMNS, torch.zeros(len(row), dtype=torch.int64))
-        columns |= {"step": step[row], "layer": layer + 1, "row": first[row], "k": k}
-        columns |= {"source_rank": torch.full_like(row, r), "expert": ids[row, layer, k].long()}
-        save_file({name: column.clone() for name, column in columns.items()}, folder / f"rank{r:04d}.safetensors")
+        columns = {"step": step[row], "layer": layer + 1, "row": first[row], "k": k}
+        write_file(folder, r, rank_tensors(r, 3, E, columns | {"expert": ids[row, layer, k].long()}))
+        routes.append(len(row))
+    write_meta(folder, meta_of(3, E, plan=plan), routes)
 
 
 def test_a_trace_knows_ranks_steps_and_layers(tmp_path):
@@ -132,18 +133,15 @@ def test_rows_that_tp_ranks_shared_are_put_together_again(tmp_path):
     """Without dispatch every rank holds all rows, and records the routes to its own experts."""
     ids = random_ids(6)
     ids[2, :, 0] = 5  # no row without routes
-    (tmp_path / "whole").mkdir()
-    placement = make_placement(3, E)
-    write_trace(tmp_path, ids, torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64),
-                reduce_group="tp", tp=3)  # fmt: skip
+    placement, routes = make_placement(3, E), []
     for r in range(3):
         owner = torch.where(ids >= 0, placement.owner[ids.long().clamp(min=0)], -1)
         mine = torch.where(owner == r, ids, -1)
         row, layer, k = (mine >= 0).nonzero(as_tuple=True)
-        columns = dict.fromkeys(COLUMNS, torch.zeros(len(row), dtype=torch.int64))
-        columns |= {"layer": layer + 1, "row": row, "k": k, "expert": mine[row, layer, k].long()}
-        columns |= {"source_rank": torch.full_like(row, r)}
-        save_file({name: column.clone() for name, column in columns.items()}, tmp_path / f"rank{r:04d}.safetensors")
+        columns = {"layer": layer + 1, "row": row, "k": k, "expert": mine[row, layer, k].long()}
+        write_file(tmp_path, r, rank_tensors(r, 3, E, columns))
+        routes.append(len(row))
+    write_meta(tmp_path, meta_of(3, E, plan={"reduce_group": "tp", "tp": 3}), routes)
     routing = read_routing(tmp_path)
     assert torch.equal(routing.ids, ids) and routing.rank is None
     assert "TP ranks shared" in routing.notes[0]
@@ -423,7 +421,7 @@ def test_a_replayed_trace_moves_what_the_ledger_of_its_run_counted(tmp_path, nam
         return ledger
 
     counted = Ledger.merge(run_threads(ranks, run)).total()
-    write_joined(folder, {"world_size": ranks, "plan": {"reduce_group": None}})
+    write_joined(folder, meta_of(ranks, 9))
     routing = read_routing(folder)
     rank, sizes = ranks_of_rows(routing, ranks, None), row_sizes(16, "float32")
     found = replay(routing, rank, placement, sizes, max_num_tokens=6)

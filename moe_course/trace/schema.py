@@ -1,0 +1,73 @@
+"""What a trace folder holds: columns, spans, outputs, and the fields of `meta.json`. Data, no code.
+
+Built in: notebook 13.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SCHEMA = "moe_course.trace/1"
+
+#: One entry per route. All int64 but `weight`, which is fp32.
+COLUMNS = (
+    "step",
+    "layer",
+    "source_rank",  # who takes the route to its owner
+    "row",  # of that rank's rows in this pass
+    "token_id",
+    "k",  # place among the row's K choices
+    "expert",
+    "weight",
+    "owner_rank",
+    "local_expert",  # row of the owner's w13 and w2
+    "send_row",  # place among the rows for that owner, in the source's buffer
+    "receive_row",  # place in the owner's `Dispatched.hidden_states`, flattened
+    "via_rank",  # who forwards, -1 where nobody does
+    "prompt",  # which of the run's prompts the row belongs to, and where in it
+    "position",
+)
+
+#: Names of `span_stage`. "other" is what lies between sparse layers: attention, dense layers, shared expert, head.
+STAGES = ("route", "dispatch", "experts", "combine", "other")
+#: One entry per span of time on a rank; `span_layer` is -1 for "other". Times are `time.monotonic_ns()`.
+SPANS = ("span_step", "span_layer", "span_stage", "span_begin_ns", "span_end_ns")
+
+#: With `--trace-values`: the place of each row of `output`, and the values.
+OUTPUTS = ("output_step", "output_layer", "output_row")
+VALUES = ("contribution", "output")
+
+#: Fields of `meta.json` and their types. `plan` is `Plan.as_dict()`.
+META = {
+    "schema": str,
+    "world_size": int,
+    "model": str,
+    "plan": dict,
+    "prompts": list,  # {"prompt": text, "tokens": ids}
+    "new_tokens": list,  # ids that followed each prompt
+    "token_text": dict,  # id (as text) -> its text, for ids that occur
+    "backend": str,  # in vLLM's names
+    "shape": str,  # module of moe_course.backends
+    "transport": str,
+    "device": str,
+    "hidden_size": int,
+    "experts": int,
+    "top_k": int,
+    "rows_dtype": str,
+    "sizes": dict,  # bytes of a row: {"dispatch", "partial", "contribution"}
+    "capacity": (int, type(None)),  # T_max of backends with fixed places
+    "prefill_passes": int,
+    "dispatch_quant": str,
+    "combine_dtype": str,
+    "reduce_in_node": bool,
+    "values": bool,  # was it recorded with --trace-values?
+    "exact": bool,  # does this machine give a row the same bits in every batch?
+    "clock": dict,  # {"source", "hosts", "comparable", "note"}
+    "options": dict,  # of RunOptions, those that differ from the defaults
+    "routes": list,  # number of routes in each rank's file
+}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a column, a span or a value."""
+    return torch.float32 if name == "weight" or name in VALUES else torch.int64

@@ -1,0 +1,159 @@
+"""Read one rank's file, and check that it holds what the run's plan allows. Built in: notebook 13."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from moe_course.errors import TraceError
+from moe_course.expert_map import Placement, make_placement
+from moe_course.trace.schema import COLUMNS, META, OUTPUTS, SCHEMA, SPANS, STAGES, VALUES, dtype_of
+
+
+def file_of(rank: int) -> str:
+    """Name of a rank's file in the folder."""
+    return f"rank{rank:04d}.safetensors"
+
+
+def check_meta(meta: object, folder: Path) -> dict:
+    """`meta.json`, if it is one of this version. Raises TraceError."""
+    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
+        found = meta.get("schema") if isinstance(meta, dict) else meta
+        raise TraceError(f"{folder}/meta.json: schema is {found!r}, this version reads {SCHEMA!r}")
+    for name in sorted(set(META) ^ set(meta)):
+        what = "is missing" if name in META else "is not known"
+        raise TraceError(f"{folder}/meta.json: field {name} {what}; this version has {len(META)}: {', '.join(META)}")
+    for name, kind in META.items():
+        value, kinds = meta[name], kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
+            raise TraceError(f"{folder}/meta.json: field {name} is {value!r}, expected {wanted}")
+    lengths = {"world_size": meta["world_size"], "plan.world_size": meta["plan"].get("world_size")}
+    lengths["routes"] = len(meta["routes"])
+    if len(set(lengths.values())) > 1:
+        raise TraceError(f"{folder}/meta.json: the number of ranks differs: {lengths}")
+    if len(meta["prompts"]) != len(meta["new_tokens"]):
+        raise TraceError(
+            f"{folder}/meta.json: {len(meta['prompts'])} prompts, and new_tokens of {len(meta['new_tokens'])}"
+        )
+    return meta
+
+
+def check_files(folder: Path, ranks: int) -> None:
+    """One file for each rank, no more and no less."""
+    found, wanted = {path.name for path in folder.glob("*.safetensors")}, {file_of(rank) for rank in range(ranks)}
+    for name in sorted(found ^ wanted):
+        what = "is missing" if name in wanted else "belongs to no rank"
+        raise TraceError(f"{folder}/{name} {what}: meta.json says world_size {ranks}, there are {len(found)} files")
+
+
+def placement_of(meta: dict, folder: Path) -> Placement:
+    """Which rank owns which expert, by the plan of the run."""
+    plan = meta["plan"]
+    try:
+        counts = plan["experts_per_rank"]
+        placement = make_placement(plan["ep_size"], meta["experts"], plan["placement"])
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"{folder}/meta.json: plan cannot be read: {error!r}") from None
+    mine = [placement.num_local(rank) for rank in range(placement.ep_size)]
+    if mine != counts:
+        raise TraceError(
+            f"{folder}/meta.json: plan.experts_per_rank is {counts}, {meta['experts']} experts placed "
+            f"{plan['placement']} over {plan['ep_size']} ranks are {mine}"
+        )
+    return placement
+
+
+def read_rank(folder: Path, rank: int, meta: dict, placement: Placement) -> dict[str, torch.Tensor]:
+    """All tensors of one rank. Raises TraceError naming file, column and both values."""
+    path = folder / file_of(rank)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
+    except (OSError, SafetensorError) as error:
+        raise TraceError(f"{path} of rank {rank} cannot be read: {error}") from None
+    _check_shapes(path, tensors, meta)
+    _check_ranges(path, rank, tensors, meta, placement)
+    _check_spans(path, tensors)
+    return tensors
+
+
+def _check_shapes(path: Path, tensors: dict[str, torch.Tensor], meta: dict) -> None:
+    values = (*VALUES, *OUTPUTS) if meta["values"] else ()
+    wanted = {*COLUMNS, *SPANS, *values}
+    for name in sorted(wanted ^ set(tensors)):
+        if name in wanted:
+            raise TraceError(f"{path}: column {name} is missing; it has {', '.join(sorted(tensors))}")
+        unasked = " (meta.json says values: false)" if name in (*VALUES, *OUTPUTS) else ""
+        raise TraceError(f"{path}: column {name} is not known{unasked}; known: {', '.join(sorted(wanted))}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype_of(name):
+            raise TraceError(f"{path}: column {name} is {tensor.dtype}, expected {dtype_of(name)}")
+        width = [meta["hidden_size"]] if name in VALUES else []
+        if list(tensor.shape[1:]) != width or tensor.ndim == 0:
+            raise TraceError(f"{path}: column {name} has shape {list(tensor.shape)}, expected {['n', *width]}")
+    routes = meta["routes"][int(path.stem.removeprefix("rank"))]
+    outputs = len(tensors["output"]) if meta["values"] else 0
+    for names, length in (((*COLUMNS, *VALUES[:1]), routes), (OUTPUTS, outputs), (SPANS, len(tensors["span_step"]))):
+        for name in names:
+            if name in tensors and len(tensors[name]) != length:
+                raise TraceError(f"{path}: column {name} has {len(tensors[name])} entries, expected {length}")
+
+
+def _check_ranges(path: Path, rank: int, columns: dict[str, torch.Tensor], meta: dict, placement: Placement) -> None:
+    for name in ("weight", *VALUES):
+        if name in columns and not columns[name].isfinite().all():
+            at = int((~columns[name].isfinite()).flatten(1).any(1).nonzero()[0]) if columns[name].ndim > 1 else None
+            at = int((~columns[name].isfinite()).nonzero()[0]) if at is None else at
+            raise TraceError(f"{path}: column {name}, entry {at}, is not finite: {columns[name][at].flatten()[:4]}")
+    lengths = [len(p["tokens"]) + len(new) for p, new in zip(meta["prompts"], meta["new_tokens"], strict=True)]
+    ranks = meta["world_size"]
+    limits = {
+        "step": (0, 2**31), "layer": (0, 2**31), "source_rank": (rank, rank + 1), "row": (0, 2**31),
+        "token_id": (0, 2**31), "k": (0, meta["top_k"]), "expert": (0, meta["experts"]), "owner_rank": (0, ranks),
+        "local_expert": (0, meta["experts"]), "send_row": (-1, 2**40), "receive_row": (-1, 2**40),
+        "via_rank": (-1, ranks), "prompt": (0, len(lengths)), "position": (0, max(lengths, default=0)),
+    }  # fmt: skip
+    for name, (least, end) in limits.items():
+        bad = ((columns[name] < least) | (columns[name] >= end)).nonzero()
+        if len(bad):
+            at = int(bad[0])
+            raise TraceError(
+                f"{path}: column {name}, entry {at}, is {int(columns[name][at])}, expected {least} to {end - 1}"
+            )
+    expected = {"owner_rank": placement.owner, "local_expert": placement.local}
+    for name, by_expert in expected.items():
+        should = by_expert[columns["expert"]].long()
+        bad = (columns[name] != should).nonzero()
+        if len(bad):
+            at = int(bad[0])
+            raise TraceError(
+                f"{path}: column {name}, entry {at}, is {int(columns[name][at])} for expert "
+                f"{int(columns['expert'][at])}; the plan ({placement.strategy}, {placement.ep_size} EP ranks) says "
+                f"{int(should[at])}"
+            )
+    keys = torch.stack([columns[name] for name in ("step", "layer", "row", "k")], dim=1)
+    found, counts = keys.unique(dim=0, return_counts=True)
+    if len(found) != len(keys):
+        step, layer, row, k = found[counts.argmax()].tolist()
+        raise TraceError(
+            f"{path}: column k has {int(counts.max())} entries of {k} for row {row} of step {step}, layer {layer}, "
+            "expected 1"
+        )
+
+
+def _check_spans(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    begin, end, stage = (tensors[f"span_{name}"] for name in ("begin_ns", "end_ns", "stage"))
+    bad = ((stage < 0) | (stage >= len(STAGES))).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise TraceError(f"{path}: column span_stage, entry {at}, is {int(stage[at])}, expected 0 to {len(STAGES) - 1}")
+    bad = ((begin > end) | (begin < torch.cat([begin[:1], end[:-1]]))).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise TraceError(
+            f"{path}: column span_begin_ns, entry {at}, is {int(begin[at])}: before the span ahead of it ended, or "
+            f"after its own end {int(end[at])}"
+        )
