@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -18,6 +19,9 @@ from moe_course.errors import TraceError
 from moe_course.trace.record import Recorder
 from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, VALUES
 from moe_course.trace.strict import check_files, check_meta, file_of, placement_of, read_rank
+
+if TYPE_CHECKING:
+    from moe_course.trace.join import Explanation
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,28 @@ class Trace:
                 f"rank {rank}: contributions and outputs were not recorded; record the run with --trace-values"
             )
         return {name: found[name] for name in (*VALUES, *OUTPUTS)}
+
+    def explain(self, rank: int, row: int, layer: int, step: int) -> Explanation:
+        """Where a row's output comes from: routes, owners, places, contributions, and their sum, added once more.
+
+        Args:
+            rank, row: row `row` of those that `rank` took through the layer in this pass.
+            layer, step: a sparse layer of the model, and the number of the pass.
+
+        Raises TraceError for a row that was not recorded, and for a run without `--trace-values`.
+        """
+        from moe_course.trace.join import explain
+
+        return explain(self, rank, row, layer, step)
+
+    def to_perfetto(self, path: str | Path) -> dict:
+        """Write spans and routes as a trace for ui.perfetto.dev or chrome://tracing; returns what was written.
+
+        Raises TraceError when the file cannot be written.
+        """
+        from moe_course.trace.perfetto import write_perfetto
+
+        return write_perfetto(self, path)
 
     def _rank(self, rank: int) -> dict[str, torch.Tensor]:
         if not 0 <= rank < len(self.ranks):
