@@ -18,8 +18,9 @@ _HERE = Path(__file__).parent
 
 
 def source(module: str) -> str:
-    """The ES module of a picture: what all pictures share, then its own. It has no imports."""
-    return (_HERE / "common.js").read_text() + "\n" + (_HERE / f"{module}.js").read_text()
+    """The ES module of a picture: what all pictures share, its parts `<module>_*.js`, then its own. No imports."""
+    files = [_HERE / "common.js", *sorted(_HERE.glob(f"{module}_*.js")), _HERE / f"{module}.js"]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def styles(module: str) -> str:
