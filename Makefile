@@ -18,7 +18,7 @@ VERSION_OK = import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 
 HAS_TORCH = import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)
 
 .NOTPARALLEL:
-.PHONY: help setup run test lab notebooks lint clean again
+.PHONY: help setup run test lab notebooks slides lint clean again
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ lab: $(READY)  ## open the course in JupyterLab
 
 notebooks: $(READY)  ## execute the notebooks again and store their outputs
 	@$(PY) -m moe_course.lessons.notebooks notebooks/*.ipynb
+
+slides: $(READY)  ## build the decks of slides/: HTML in slides/build, PDF beside; needs npm and chromium
+	@$(PY) -m moe_course.lessons.slides $(ARGS)
 
 lint: $(READY)  ## check style and format
 	@$(PY) -m ruff check .
