@@ -88,4 +88,5 @@ def _heading(text: str, notebooks: Path, where: str, first: bool) -> str:
     if not first:
         return f"<h2>{text}</h2>\n"
     lesson, _, promise = text.partition(": ")  # "07 · Dispatch: bring the rows to the experts"
-    return f'<h1><span class="lesson">{lesson}<span class="unseen">: </span></span>{promise[:1].upper()}{promise[1:]}</h1>\n'
+    lesson = f'<span class="lesson">{lesson}<span class="unseen">: </span></span>'
+    return f"<h1>{lesson}{promise[:1].upper()}{promise[1:]}</h1>\n"

@@ -1,4 +1,4 @@
-"""A deck as one HTML file: reveal.js, styles, players and runs are inside, so that it needs neither network nor server."""
+"""A deck as one HTML file: reveal.js, styles, players and runs are inside, so it needs neither network nor server."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _text(name: str) -> str:
 
 
 def _player() -> tuple[str, str]:
-    """Module and style sheet of the player. Importing them takes the picture libraries, so not before they are needed."""
+    """Module and style sheet of the player; imported late, because the picture libraries come with it."""
     from moe_course.viz import picture
 
     return picture.source("token_flow"), picture.styles("token_flow")

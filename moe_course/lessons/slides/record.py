@@ -19,7 +19,7 @@ def record(trace: Path, target: Path, steps: list[int] | None, made_by: str) -> 
     Raises TraceError for a folder that is no trace, SlidesError for a run too long for a deck.
     """
     from moe_course.trace import Trace
-    from moe_course.viz.token_flow import flow_data
+    from moe_course.viz.flow_data import flow_data
 
     data = {"made_by": made_by} | flow_data(Trace.load(trace), steps=steps)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
