@@ -1,0 +1,295 @@
+"""Exercises of notebook 07: gather rows with their routing data, and shrink rows before they travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_course.backends.allgather_reducescatter import dispatch
+from moe_course.backends.traffic import owners
+from moe_course.dispatch import Dispatched
+from moe_course.expert_map import Placement, make_placement
+from moe_course.lessons.exercise import Case, Cost, Exercise, Look
+from moe_course.quant import quantize
+
+E4M3 = torch.float8_e4m3fn
+
+
+# 7.1: dispatch
+
+
+def payload(rank: int, tokens: int, hidden: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """`[T, H]`: every number of a row is `100 * rank + token`, so a row says where it is from."""
+    return (100 * rank + torch.arange(tokens)).unsqueeze(1).expand(tokens, hidden).contiguous().to(dtype)
+
+
+def gather_case(
+    title: str,
+    counts: list[int],
+    experts: int,
+    top_k: int,
+    generator: torch.Generator,
+    *,
+    strategy: str = "linear",
+    hidden: int = 1,
+    dtype: torch.dtype = torch.float32,
+    only: int | None = None,
+    unrouted: bool = False,
+    strided: bool = False,
+) -> Case:
+    """Ranks with these numbers of tokens. A weight says where it is from, too: row + choice / 8.
+
+    Args:
+        only: all routes go to this expert and those behind it; unrouted: some routes are -1, and one whole row.
+        strided: tensors that are views of wider ones.
+    """
+    ranks = []
+    for rank, tokens in enumerate(counts):
+        scores = torch.rand(tokens, experts, generator=generator)
+        ids = scores.argsort(dim=1)[:, :top_k].to(torch.int32)  # [T, K], all different
+        if only is not None:
+            ids = (only + torch.arange(top_k, dtype=torch.int32)).expand(tokens, top_k).contiguous()
+        if unrouted and tokens:
+            ids[torch.rand(tokens, top_k, generator=generator) < 0.4] = -1
+            ids[-1] = -1
+        weights = payload(rank, tokens, top_k) + torch.arange(top_k) / 8  # [T, K] fp32
+        parts = (payload(rank, tokens, hidden, dtype), weights, ids)
+        ranks.append(tuple(part.repeat_interleave(2, dim=1)[:, ::2] for part in parts) if strided else parts)
+    return Case(title, keywords={"placement": make_placement(len(counts), experts, strategy)}, ranks=ranks)
+
+
+def dispatch_cases(seed: int) -> list[Case]:
+    """Ragged, empty, one-sided, uneven; the smallest first."""
+    g = torch.Generator().manual_seed(seed)
+
+    def some(least: int, most: int) -> int:
+        return int(torch.randint(least, most + 1, (1,), generator=g))
+
+    few, more = some(1, 2), some(3, 4)
+
+    def case(title: str, counts: list[int], experts: int, top_k: int, **options: Any) -> Case:
+        return gather_case(f"{title}; tokens of each rank: {counts}", counts, experts, top_k, g, **options)
+
+    return [
+        case("2 ranks", [few, more], 4, 2),
+        case("2 ranks, equal", [2, 2], 4, 2),
+        case("2 ranks, one without tokens", [more, 0], 4, 2),
+        case("1 rank, nobody to send to", [few], 4, 2),
+        case("3 ranks, the first without tokens", [0, few, more], 9, 2),
+        case("3 ranks, some routes are -1", [more, 2, few], 6, 2, unrouted=True),
+        case("4 ranks, one has all tokens", [0, 0, more + 2, 0], 8, 2),
+        case("4 ranks, every token wants all of them", [few, 2, more, 1], 4, 4),
+        case("4 ranks, every token wants rank 0", [few, more, 0, 2], 16, 2, only=1),
+        case("4 ranks share 10 experts, round robin", [more, 1, few, 0], 10, 3, strategy="round_robin"),
+        case("3 ranks share 7 experts, rows in bf16", [2, 0, few], 7, 2, dtype=torch.bfloat16, hidden=5),
+        case("2 ranks, tensors that are views of wider ones", [few, more], 8, 3, strided=True, hidden=5),
+        case("4 ranks without any token", [0, 0, 0, 0], 8, 2),
+    ]
+
+
+def bytes_of_a_row(case: Case) -> int:
+    """So that ids or weights that were sent by themselves are not taken for rows."""
+    rows, _, _ = case.ranks[0]
+    return rows.shape[1] * rows.element_size()
+
+
+def sorted_rows(result: Dispatched) -> torch.Tensor:
+    """The rows that are there, whatever their order."""
+    rows = result.hidden_states
+    return rows[rows[:, 0].float().argsort(stable=True)] if rows.shape[1:].numel() else rows
+
+
+def whole_numbers(handle: Any) -> Any:
+    """The handle as `combine` reads it: a list of rows per rank."""
+    try:
+        return [int(count) for count in handle]
+    except (TypeError, ValueError):
+        return handle
+
+
+def why_dispatch(case: Case, look: str, expected: Any, yours: Any) -> str | None:
+    """Known mistakes, by what they leave behind."""
+    counts = [len(rows) for rows, _, _ in case.ranks]
+    if look == "cost":
+        return _why_cost(expected, yours)
+    if look == "number of rows" and isinstance(yours, int):
+        if yours == max(counts) * len(counts) and yours > sum(counts):
+            return "short ranks were padded: nobody sent these rows, and with zero ids they would go to expert 0"
+        if yours in counts and yours < sum(counts):
+            return "these are one rank's own rows: every rank has to hold the rows of all ranks"
+        if yours < sum(counts):
+            return "every row keeps its place on every rank, also one without an expert there: combine cuts by place"
+        return None
+    if look == "rows":
+        return "rows travel as they are: the experts apply the weights"
+    if look == "order of rows":
+        return "rows lie in rank order, those of rank 0 first, on every rank"
+    if look == "topk_ids" and isinstance(yours, torch.Tensor):
+        return _why_ids(case, expected, yours)
+    if look == "topk_weights":
+        return (
+            "each row needs its own weights: they travel with it, in the same order"
+            if yours is not None
+            else ("the experts apply the weights here, so they have to arrive with the rows")
+        )
+    if look == "handle":
+        return "the handle is what combine cuts by: the number of rows of each rank, in rank order"
+    return None
+
+
+def _why_cost(expected: Cost, yours: Cost) -> str | None:
+    if yours.rows > expected.rows:
+        return "one exchange is enough: each row goes to each other rank once, ids and weights ride along as metadata"
+    return "rows travel in the dtype they have, ids as int32, weights as fp32"
+
+
+def _why_ids(case: Case, expected: torch.Tensor, yours: torch.Tensor) -> str | None:
+    if yours.shape != expected.shape:
+        return "ids of all rows are needed, one line for each row that arrived: they have to travel with the rows"
+    placement: Placement = case.keywords["placement"]
+    sent = torch.cat([ids for _, _, ids in case.ranks])
+    if torch.equal(yours.int(), sent.int()):
+        return "ids of experts that live on other ranks become -1: this rank does not compute them"
+    local = torch.where(expected >= 0, placement.local[expected.long().clamp(min=0)], -1)
+    if torch.equal(yours.int(), local.int()):
+        return "these are local numbers: ids stay global until the experts look them up in expert_map"
+    if torch.equal(yours.int(), torch.where(expected >= 0, -1, sent).int()):
+        return "the other way round: keep the ids of experts that live here"
+    return "the ids belong to other rows: they travel with the rows, in the same order"
+
+
+DISPATCH = Exercise(
+    number="7.1",
+    name="dispatch",
+    stage="dispatch",
+    answer=dispatch,
+    cases=dispatch_cases,
+    looks=(
+        Look("number of rows", lambda result: len(result.hidden_states)),
+        Look("rows", sorted_rows),
+        Look("order of rows", lambda result: result.hidden_states),
+        Look("topk_ids", lambda result: result.topk_ids),
+        Look("topk_weights", lambda result: result.topk_weights),
+        Look("handle", lambda result: whole_numbers(result.handle)),
+        Look("layout", lambda result: result.layout),
+        Look("scales", lambda result: result.scales),
+    ),
+    names={"Dispatched": Dispatched, "owners": owners},
+    row_bytes=bytes_of_a_row,
+    why=why_dispatch,
+)
+
+
+# 7.2: quantise before sending
+
+
+def quantize_rows(rows: torch.Tensor, group_size: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `[T, H]` as fp8 codes `[T, H]` and scales `[T, H / group_size]`: one of the package's five formats."""
+    return quantize(rows, "fp8_group", group_size)
+
+
+def coded_rows(tokens: int, hidden: int, group: int, generator: torch.Generator) -> torch.Tensor:
+    """`[T, H]` fp32: numbers so near to a code that every way to round gives it, each group with a scale of its own."""
+    grid = torch.tensor([0.0, 1, 2.5, 6, 11, 26, 52, 104, 208, 416])
+    pick = torch.randint(0, len(grid), (tokens, hidden // group, group), generator=generator)
+    sign = torch.randint(0, 2, pick.shape, generator=generator) * 2 - 1
+    codes = grid[pick] * sign
+    codes[..., 0] = 448 * sign[..., 0]  # the largest of its group
+    near = 1 + 0.01 * (torch.rand(pick.shape, generator=generator) - 0.5)
+    near[..., 0] = 1
+    absmax = 0.5 + 7.5 * torch.rand(tokens, hidden // group, 1, generator=generator)
+    shuffled = torch.randperm(group, generator=generator)
+    return (codes * near * absmax / 448)[..., shuffled].flatten(1)
+
+
+def quantize_cases(seed: int) -> list[Case]:
+    """From one group of four numbers to rows of 256; zeros, no rows, bf16, views."""
+    g = torch.Generator().manual_seed(seed)
+    four = {"group_size": 4}
+    half = coded_rows(2, 8, 4, g)
+    half[0, 4:] = 0
+    return [
+        Case("a row of 4 numbers, one group", (torch.tensor([[0.1, -2.0, 3.5, 7.0]]),), four),
+        Case("2 rows of 4 numbers", (torch.tensor([[0.1, -2.0, 3.5, 7.0], [1.0, -0.3, 0.01, 0.5]]),), four),
+        Case("a row of 8 numbers, two groups", (torch.tensor([[0.1, -2.0, 3.5, 7.0, 1.0, -0.3, 0.01, 0.5]]),), four),
+        Case("4 rows of 4 numbers", (coded_rows(4, 4, 4, g),), four),
+        Case("a group of zeros", (half,), four),
+        Case("3 rows of 12 numbers, groups of 4", (coded_rows(3, 12, 4, g),), four),
+        Case("2 rows of 256 numbers, groups of 128", (coded_rows(2, 256, 128, g),)),
+        Case("rows a thousand times smaller", (coded_rows(2, 8, 4, g) / 1000,), four),
+        Case("2 rows in bf16", (coded_rows(2, 128, 128, g).bfloat16(),)),
+        Case("a view of wider rows", (coded_rows(3, 8, 4, g).repeat_interleave(2, dim=1)[:, ::2],), four),
+        Case("no rows", (torch.empty(0, 256),)),
+    ]
+
+
+def pair(result: Any) -> str:
+    """In words; the other looks need two tensors."""
+    both = isinstance(result, tuple | list) and len(result) == 2 and all(isinstance(r, torch.Tensor) for r in result)
+    return "codes and scales" if both else f"a {type(result).__name__}"
+
+
+def scales_that_matter(result: Any) -> torch.Tensor:
+    """Scales of groups that hold something; under a scale of zeros any number is right."""
+    codes, scales = result[0].float(), result[1].float()
+    used = (codes.unflatten(-1, (scales.shape[-1], -1)) != 0).any(-1) if codes.numel() else scales != 0
+    return torch.where(used, scales, 0)
+
+
+def why_quantize(case: Case, look: str, expected: Any, yours: Any) -> str | None:
+    """Known mistakes, by what they leave behind."""
+    rows, group = case.args[0], case.keywords.get("group_size", 128)
+    if look == "dtype of a1q":
+        return f"{yours} numbers would travel; codes of one byte, torch.float8_e4m3fn, are what saves bytes"
+    if look == "dtype of a1q_scale":
+        return "scales stay fp32: four bytes for a whole group are cheap, and their error hits every number of it"
+    if look == "shape of a1q_scale":
+        return f"each row has a scale of its own for every {group} numbers: [T, H / group_size]"
+    if look == "scales" and isinstance(yours, torch.Tensor) and yours.shape == expected.shape:
+        return _why_scales(rows, group, expected, yours)
+    if look == "codes" and isinstance(yours, torch.Tensor) and yours.isnan().any():
+        return "a code is NaN: 0 / 0 for a group of zeros (keep its largest number at 1e-10), or a value beyond 448"
+    if look == "codes":
+        return "a code is the number divided by its group's scale, in fp32, and then cast"
+    return None
+
+
+def _why_scales(rows: torch.Tensor, group: int, expected: torch.Tensor, yours: torch.Tensor) -> str | None:
+    live, near, rows = expected > 0, {"rtol": 1e-3, "atol": 1e-12}, rows.float()
+    groups = rows.unflatten(-1, (-1, group))
+    largest = {
+        "negative numbers count, too: take the largest absolute value": groups.amax(-1).clamp(min=1e-10),
+        f"one scale for the whole row: each {group} numbers have their own": rows.abs().amax(1, keepdim=True),
+        "one scale for all rows: a loud row makes the others coarse; each has its own": rows.abs().max(),
+    }
+    if torch.allclose(yours[live], expected[live], rtol=1e-2):
+        return "nearly: compute in fp32, also for rows in bf16"
+    if torch.allclose(yours[live], 1 / expected[live], **near):
+        return "upside down: the scale is largest / 448, so that code * scale gives the number back"
+    for what, values in largest.items():
+        if torch.allclose(yours[live], (values / 448).expand_as(expected)[live], **near):
+            return what
+    return "a scale is the largest absolute value of its group, divided by 448, the largest code of e4m3"
+
+
+QUANTIZE_ROWS = Exercise(
+    number="7.2",
+    name="quantize_rows",
+    answer=quantize_rows,
+    cases=quantize_cases,
+    looks=(
+        Look("what comes back", pair),
+        Look("shape of a1q", lambda result: list(result[0].shape)),
+        Look("dtype of a1q", lambda result: str(result[0].dtype)),
+        Look("shape of a1q_scale", lambda result: list(result[1].shape)),
+        Look("dtype of a1q_scale", lambda result: str(result[1].dtype)),
+        Look("scales", scales_that_matter, tolerance=1e-7),
+        Look("codes", lambda result: result[0].float()),
+    ),
+    names={},
+    why=why_quantize,
+    also=(quantize,),
+)
+
+EXERCISES = (DISPATCH, QUANTIZE_ROWS)
