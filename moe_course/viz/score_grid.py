@@ -1,0 +1,156 @@
+"""ScoreGrid: router scores of a few tokens, the chosen experts, and a bias that the viewer moves.
+
+Built in: notebook 02.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from moe_course.errors import ConfigError
+from moe_course.router import grouped_topk
+from moe_course.viz.picture import Picture
+
+#: More rows than this are no picture.
+MOST_TOKENS = 64
+
+
+class ScoreGrid(Picture):
+    """A row per token, a column per expert, heat for score + bias; `state` is `{"expert", "bias", "token"}`.
+
+    `state["bias"]` is added to the bias of `state["expert"]`: set it and the choices move, in the browser, in
+    `chosen()`, in the line of text and in the still image.
+    """
+
+    module = "score_grid"
+
+    @classmethod
+    def of(
+        cls,
+        router_logits: torch.Tensor,
+        top_k: int,
+        *,
+        n_group: int = 1,
+        topk_group: int = 1,
+        scoring_func: str = "sigmoid",
+        norm_topk_prob: bool = True,
+        routed_scaling_factor: float = 1.0,
+        e_score_correction_bias: torch.Tensor | None = None,
+        tokens: list[str] | None = None,
+    ) -> ScoreGrid:
+        """A picture of `grouped_topk` with the same arguments.
+
+        Args:
+            router_logits: `[T, E]`, any float dtype, 1 to 64 tokens.
+            top_k, n_group, topk_group, scoring_func, norm_topk_prob, routed_scaling_factor,
+                e_score_correction_bias: see `moe_course.router.grouped_topk`.
+            tokens: T texts; by default the numbers of the rows.
+
+        Raises:
+            ConfigError: what `grouped_topk` refuses, a shape that is no picture, or values that are not finite.
+        """
+        texts = [f"row {row}" for row in range(len(router_logits))] if tokens is None else [visible(t) for t in tokens]
+        _check(router_logits, e_score_correction_bias, texts)
+        rules = {"n_group": n_group, "topk_group": topk_group, "norm_topk_prob": norm_topk_prob}
+        rules["routed_scaling_factor"] = routed_scaling_factor
+        scores = all_scores(router_logits, scoring_func)
+        bias = e_score_correction_bias
+        data = {
+            "schema": "moe_course.score_grid/1",
+            "tokens": texts,
+            "scores": [_exact(row) for row in scores],
+            "bias": None if bias is None else _exact(bias.float()),
+            "top_k": top_k,
+            **rules,
+        }
+        picture = cls(data=data)
+        picture._logits, picture._bias = router_logits.detach().cpu(), bias
+        picture._rules = {"top_k": top_k, "scoring_func": scoring_func, **rules}
+        wanted = Counter(picture.chosen()[1].flatten().tolist())
+        most = min(wanted, key=lambda expert: (-wanted[expert], expert))
+        picture.state = {"expert": most, "bias": 0.0, "token": 0}
+        return picture
+
+    def bias(self) -> torch.Tensor | None:
+        """`[E]` fp32: the model's bias with the viewer's on top, or None while there is neither."""
+        extra = float(self.state.get("bias", 0.0))
+        if self._bias is None and extra == 0:
+            return None
+        bias = torch.zeros(self._logits.shape[1]) if self._bias is None else self._bias.detach().float().cpu().clone()
+        bias[int(self.state.get("expert", 0))] += extra
+        return bias
+
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`topk_weights [T, K]` fp32 and `topk_ids [T, K]` int32 as the router gives them for what is shown now."""
+        return grouped_topk(self._logits, e_score_correction_bias=self.bias(), **self._rules)
+
+    def kept(self) -> torch.Tensor:
+        """`[T, E]` bool: is the expert in one of the groups that the row kept?"""
+        experts = self._logits.shape[1]
+        rules = self._rules | {"top_k": experts // self._rules["n_group"] * self._rules["topk_group"]}
+        ids = grouped_topk(self._logits, e_score_correction_bias=self.bias(), **rules)[1].long()
+        return torch.zeros(self._logits.shape, dtype=torch.bool).scatter_(1, ids, True)
+
+    def choice(self) -> torch.Tensor:
+        """`[T, E]` fp32: score + bias, what the router chooses by."""
+        scores, bias = all_scores(self._logits, self._rules["scoring_func"]), self.bias()
+        return scores if bias is None else scores + bias
+
+    def text(self) -> str:
+        weights, ids = self.chosen()
+        (tokens, experts), sums = self._logits.shape, weights.sum(dim=1)
+        low, high = f"{sums.min().item():.3f}", f"{sums.max().item():.3f}"
+        count = Counter(ids.flatten().tolist())
+        most = min(count, key=lambda expert: (-count[expert], expert))
+        line = (
+            f"ScoreGrid: {_count(tokens, 'token')} × {experts} experts, {self._rules['top_k']} chosen each, "
+            f"weights of each token add up to {low if low == high else f'{low} to {high}'}; "
+            f"most wanted: expert {most} ({_count(count[most], 'token')})"
+        )
+        extra = float(self.state.get("bias", 0.0))
+        return f"{line}; expert {self.state['expert']} with {extra:+.2f} of bias" if extra else line
+
+    def still(self) -> bytes:
+        from moe_course.viz.score_grid_still import draw
+
+        return draw(self)
+
+
+def all_scores(router_logits: torch.Tensor, scoring_func: str) -> torch.Tensor:
+    """`[T, E]` fp32, the router's own scores of all experts: a choice of all E that is not normalised."""
+    scores, ids = grouped_topk(router_logits, router_logits.shape[1], scoring_func=scoring_func, norm_topk_prob=False)
+    return torch.zeros_like(scores).scatter_(1, ids.long(), scores)
+
+
+def visible(text: str) -> str:
+    """A token as one can see it: blanks and characters without a shape get one."""
+    return "".join(
+        "␣" if char == " " else char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _exact(row: torch.Tensor) -> list[float]:
+    """fp32 values in nine digits: as short as can be read back without loss."""
+    return [float(f"{value:.9g}") for value in row.tolist()]
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _check(router_logits: torch.Tensor, bias: Any, texts: list[str]) -> None:
+    shape = tuple(router_logits.shape)
+    if len(shape) != 2 or not 1 <= shape[0] <= MOST_TOKENS:
+        raise ConfigError(
+            f"router_logits has shape {shape}; a picture shows [T, E] with 1 to {MOST_TOKENS} tokens: pass some rows"
+        )
+    if len(texts) != shape[0]:
+        raise ConfigError(f"{len(texts)} tokens for the {shape[0]} rows of router_logits; pass one text a row")
+    for name, tensor in (("router_logits", router_logits), ("e_score_correction_bias", bias)):
+        if tensor is not None and not torch.isfinite(tensor).all():
+            place = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+            value = tensor[tuple(place)].item()
+            raise ConfigError(f"{name}{place} is {value}; a picture needs finite numbers")
