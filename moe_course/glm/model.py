@@ -7,6 +7,7 @@ and only the tensors this rank owns are read. Nothing may stay uninitialised. Bu
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ READ_BY_BOTH = (
     "n_shared_experts",
 )
 ARCHITECTURES = ("GlmMoeDsaForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
+_IMPORTING = threading.Lock()  # transformers reads a model's module at first use; ranks that are threads take turns
 
 
 class SparseBlock(nn.Module):
@@ -147,9 +149,10 @@ def check_supported(config: MoEConfig, folder: Path) -> None:
 
 
 def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
-    import transformers
+    with _IMPORTING:
+        import transformers
 
-    model_class = getattr(transformers, config.architecture)
+        model_class = getattr(transformers, config.architecture)
     raw = json.loads((folder / "config.json").read_text())
     try:
         hf_config = model_class.config_class.from_dict(raw)
