@@ -1,4 +1,4 @@
-"""Pictures of tokens on their way. Each exists three times from the same data: live, as a still image, as one line of text.
+"""Pictures of tokens on their way. Each exists three times from the same data: live, as a still, as a line of text.
 
 Importing this loads neither anywidget nor matplotlib; calling one of the functions does.
 """

@@ -1,4 +1,4 @@
-"""Colours that everybody can tell apart, the same in live and still pictures. `common.js` repeats them; a test compares.
+"""Colours that everybody can tell apart, in live and still pictures alike. `common.js` repeats them; a test compares.
 
 Eight ranks: petroff8 (arXiv:2107.02270), the widest of the usual palettes for colour-blind eyes. Never colour alone:
 a rank also has its number, and a shape that changes with every eighth. Heat: cividis.

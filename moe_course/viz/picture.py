@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import base64
 import io
-from pathlib import Path
 from typing import Any, ClassVar
 
 import anywidget
 import traitlets
 
-_HERE = Path(__file__).parent
+from moe_course.viz.source import source, styles
 
-
-def source(module: str) -> str:
-    """The ES module of a picture: what all pictures share, its parts `<module>_*.js`, then its own. No imports."""
-    files = [_HERE / "common.js", *sorted(_HERE.glob(f"{module}_*.js")), _HERE / f"{module}.js"]
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
-
-
-def styles(module: str) -> str:
-    """The style sheet of a picture: what all share, then its own, if it has one."""
-    own = _HERE / f"{module}.css"
-    return (_HERE / "common.css").read_text() + ("\n" + own.read_text() if own.exists() else "")
+__all__ = ["Picture", "png", "source", "styles"]
 
 
 class Picture(anywidget.AnyWidget):
