@@ -138,6 +138,9 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
         )
     if result["static_shapes"]:
         console.print(f"static   experts compiled once, for {result['max_num_batched_tokens']} rows of each rank")
+    if result["stages"]:
+        yours = ", ".join(f"{name} ({file})" for name, file in result["stages"].items())
+        console.print(f"stages   yours: {yours}; the package's: the rest", markup=False, highlight=False)
     if result["combine_dtype"] != "auto":
         console.print(f"sums     what comes home is rounded to {result['combine_dtype']} (--combine-dtype)")
     if result["reduce_in_node"]:

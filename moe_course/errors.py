@@ -42,6 +42,10 @@ class VerificationFailed(MoECourseError):
     exit_code = 3
 
 
+class StageFailed(MoECourseError):
+    """A stage of your own raised an error."""
+
+
 class PlanMismatch(MoECourseError):
     """Ranks were started with different plans."""
 

@@ -25,13 +25,14 @@ from moe_course.glm.model import check_supported
 from moe_course.guard.handshake import ERROR, digest
 from moe_course.guard.watchdog import place
 from moe_course.options import RunOptions
+from moe_course.own_stages import NAMES, OwnStages, stages_for
 from moe_course.parallel import Plan, make_plan
 from moe_course.tokenizer import load_tokenizer
 from moe_course.travel import Travel, travel
 
 #: Options that are stated in another form: their content, not their name or their folder.
 _PLACES, _SAMPLE = 64, 4096  # places in a checkpoint file that are compared, and bytes at each
-_STATED_OTHERWISE = {"model", "reference_model", "prompts", "faults", "overrides"}
+_STATED_OTHERWISE = {"model", "reference_model", "prompts", "stages", "faults", "overrides"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Job:
     device: torch.device
     dtype: torch.dtype
     travel: Travel
+    own: OwnStages | None = None  # of --stages
 
     @property
     def transport(self) -> str:
@@ -72,9 +74,8 @@ def prepare(options: RunOptions) -> Job:
     device = pick_device(options.device)
     dtype = dtype_of(options.dtype, device)
     one_host = os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
-    return Job(
-        options, config, tokenizer, prompts, plan, device, dtype, travel(options, plan, device.type, dtype, one_host)
-    )
+    carried = travel(options, plan, device.type, dtype, one_host)
+    return Job(options, config, tokenizer, prompts, plan, device, dtype, carried, stages_for(options))
 
 
 def _with_hosts(options: RunOptions) -> ParallelConfig:
@@ -121,6 +122,8 @@ def _follows(job: Job) -> dict[str, Any]:
     files = {info.file.name: info.file.stat().st_size for info in index.values()}
     headers = sorted((info.name, info.dtype, info.shape, info.file.name, info.nbytes) for info in index.values())
     inter = config.moe_intermediate_size // plan.moe.tp_size
+    own = job.own.digests if job.own else {}
+    found |= {f"stages.{name}": own.get(name) for name in NAMES}  # content of the files, wherever they lie
     return found | {
         "device_type": job.device.type,
         "rows_dtype": str(job.dtype).removeprefix("torch."),

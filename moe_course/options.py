@@ -64,6 +64,7 @@ class RunOptions:
     check: bool = False
     trace: Path | None = None
     trace_values: bool = False
+    stages: Path | None = None  # folder with stages of your own
     json_file: Path | None = None
     timeout: float = 60.0
     warn_after: float = 10.0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_course.errors import ConfigError
+from moe_course.options import RunOptions
 from moe_course.stages import Stages
 
 #: Stages that a file may bring.
@@ -48,6 +49,26 @@ def load_own_stages(folder: Path, missing_ok: bool = False) -> OwnStages:
         )
     functions = {name: load_function(path, name) for name, path in files.items()}
     return OwnStages(Stages(**functions), files, {name: _digest(path) for name, path in files.items()})
+
+
+def stages_for(options: RunOptions) -> OwnStages | None:
+    """Those of `--stages`, or None. Raises ConfigError, also for options that only the package's stages follow."""
+    if options.stages is None:
+        return None
+    own = load_own_stages(options.stages)
+    for name, flag, taken in (
+        ("experts", "--static-shapes", options.static_shapes),
+        ("dispatch", f"--dispatch-quant {options.dispatch_quant}", options.dispatch_quant != "none"),
+        ("combine", f"--combine-dtype {options.combine_dtype}", options.combine_dtype != "auto"),
+        ("combine", "--reduce-in-node", options.reduce_in_node),
+        ("dispatch", "--reduce-in-node", options.reduce_in_node),
+    ):
+        if taken and name in own.files:
+            raise ConfigError(
+                f"{flag} is done by the package's {name}, and --stages brings its own ({own.files[name]}); "
+                "leave the option out, or move the file away"
+            )
+    return own
 
 
 def load_function(path: Path, name: str) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from moe_course.comm.ledger import Ledger
 from moe_course.glm.generate import generate
 from moe_course.guard.faults import Faults, chain
 from moe_course.guard.known_layer import KnownLayer
+from moe_course.guard.witness import Witness
 from moe_course.options import RunOptions
 from moe_course.quant import QuantError, error
 from moe_course.stages import Stages
@@ -50,6 +51,8 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
     losses = QuantLosses(job.backend.format)
     captured = _captured_experts(job, rank) if options.static_shapes else None
     stages = Stages() if captured is None else Stages(experts=captured)
+    if job.own is not None:
+        stages = _witness(job, comm, stages).stages()
     model = Faults(options.fault_specs(), rank).load(
         job, comm, chain(recorder, losses), checked=options.guard, stages=stages
     )
@@ -130,10 +133,22 @@ class QuantLosses:
                 self.found[layer.layer] = error(rows, self.fmt)
 
 
+def _witness(job, comm: Comm, base: Stages) -> Witness:
+    """Your own stages, next to those of the run."""
+    options, known = job.options, job.backend.exact(_known_layer(job.plan).stride)
+    compare = {"known_pass": options.guard, "real_passes": options.check}
+    return Witness(job.own, comm, job.plan.backend.name, job.backend, known, base, job.device, **compare)
+
+
+def _known_layer(plan) -> KnownLayer:
+    """The layer of the canary, as far as its sizes go."""
+    return KnownLayer(plan.placement, 1, plan.parallel.data_parallel_size, bool(plan.config.n_shared_experts))
+
+
 def _captured_experts(job, rank: int) -> CapturedExperts:
     """The experts stage for fixed shapes: those of the run, and those of the known pass of the canary."""
     plan, capacity = job.plan, job.backend.capacity
-    known = KnownLayer(plan.placement, 1, plan.parallel.data_parallel_size, bool(plan.config.n_shared_experts))
+    known = _known_layer(plan)
     ranks = len(plan.groups[plan.dispatch_group][0])
     return CapturedExperts(sorted({ranks * capacity, ranks * max(capacity, known.stride)}), rank=rank)
 

@@ -68,6 +68,7 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "combine_dtype": options.combine_dtype,
         "static_shapes": options.static_shapes,
+        "stages": {name: str(path) for name, path in job.own.files.items()} if job.own else {},
         "ledger": ledger.as_rows(),
         "load": _load(plan, everybody),
         **_speed([part for part in everybody if part["lead"]], tokens, facts["loaded_s"]),

@@ -76,7 +76,8 @@ def _run(options: RunOptions, rank: int, guard) -> None:
             if options.trace:
                 _join_trace(job, everybody, facts)
             if comparison is not None and not comparison.equal and result["verdict"] == "different":
-                raise VerificationFailed("; ".join(comparison.failures[:3]))
+                yours = f"; stages of yours: {', '.join(map(str, job.own.files.values()))}" if job.own else ""
+                raise VerificationFailed("; ".join(comparison.failures[:3]) + yours)
         reference = None
     finally:
         if reference is not None:

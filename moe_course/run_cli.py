@@ -99,6 +99,9 @@ def run(
     trace_values: Annotated[
         bool, typer.Option("--trace-values/--no-trace-values", help="Also store contributions and outputs.")
     ] = False,
+    stages: Annotated[
+        Path | None, typer.Option(help="Folder with stages of your own, e.g. my_moe; the rest is the package's.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures of the run.")] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds a rank waits for its peers in one exchange; then the culprit is named.")
@@ -162,6 +165,7 @@ def run(
         check=check,
         trace=trace,
         trace_values=trace_values,
+        stages=stages,
         json_file=json_file,
         timeout=timeout,
         warn_after=warn_after,
@@ -241,12 +245,14 @@ def _plan(options: RunOptions, config: MoEConfig, nodes: Nodes) -> None:
     """Raise here, once, what every rank would raise."""
     from moe_course.comm.dist import pick_device
     from moe_course.job import dtype_of
+    from moe_course.own_stages import stages_for
     from moe_course.parallel import make_plan
     from moe_course.travel import travel
 
     plan = make_plan(options.parallel(), config, transport=options.transport)
     device = pick_device(options.device)
     travel(options, plan, device.type, dtype_of(options.dtype, device), nodes.nnodes == 1)
+    stages_for(options)
 
 
 def _worth_planning(options: RunOptions) -> bool:
@@ -254,7 +260,7 @@ def _worth_planning(options: RunOptions) -> bool:
     default = RunOptions()
     names = ("all2all_backend", "enable_expert_parallel", "sequence_parallel_moe", "tensor_parallel_size")
     names += ("data_parallel_size", "prefill_context_parallel_size", "transport", "ranks_per_node", "dispatch_quant")
-    names += ("reduce_in_node", "static_shapes")
+    names += ("reduce_in_node", "static_shapes", "stages")
     return any(getattr(options, name) != getattr(default, name) for name in names)
 
 

@@ -160,7 +160,11 @@ class Watchdog(threading.Thread):
     def _stack(self) -> list[str]:
         frame = sys._current_frames().get(self._main)
         frames = traceback.extract_stack(frame) if frame is not None else []
-        return [f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames] or ["an unknown place"]
+        own = {getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name.startswith("my_moe.")}
+        found = [
+            (f"{f.filename if f.filename in own else Path(f.filename).name}:{f.lineno} in {f.name}") for f in frames
+        ]
+        return found or ["an unknown place"]
 
     def _publish(self, status: Status, alarm: int | None = None) -> None:
         with self._alone():
