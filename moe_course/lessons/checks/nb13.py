@@ -1,0 +1,68 @@
+"""Exercise of notebook 13: one token's output from the contributions of its experts, to the bit."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_course.combine import weigh_and_sum
+from moe_course.lessons.exercise import Case, Exercise, Look
+
+HIDDEN = 16
+
+
+def explain_token(weights: torch.Tensor, owners: torch.Tensor, contributions: torch.Tensor) -> torch.Tensor:
+    """`[K]` fp32, `[K]` int64 and `[K, H]` fp32 -> `[H]`: each owner's share in k order, then owners in rank order."""
+    return weigh_and_sum(contributions[None], weights[None], owners[None])[0]
+
+
+def _cases(seed: int) -> list[Case]:
+    """Numbers of very different size, so that another order of addition gives other bits."""
+    generator = torch.Generator().manual_seed(seed)
+    owners = {
+        "1 route": [0],
+        "2 routes, 2 owners": [1, 0],
+        "3 routes of one owner": [2, 2, 2],
+        "8 routes, owners 0 to 3 in turn": [0, 1, 2, 3, 0, 1, 2, 3],
+        "8 routes, owners mixed, rank 1 has none": [3, 0, 2, 0, 3, 2, 2, 0],
+    }
+    cases = []
+    for title, ranks in owners.items():
+        weights = torch.rand(len(ranks), generator=generator) + 0.05
+        weights = 2.5 * weights / weights.sum()
+        size = 10.0 ** torch.randint(-2, 3, (len(ranks), 1), generator=generator)
+        contributions = torch.randn(len(ranks), HIDDEN, generator=generator) * size
+        cases.append(Case(title, (weights, torch.tensor(ranks), contributions)))
+    return cases
+
+
+def _why(case: Case, look: str, expected: torch.Tensor, yours: object) -> str | None:
+    weights, owners, contributions = case.args
+    if not isinstance(yours, torch.Tensor) or yours.shape != expected.shape:
+        return None
+    if torch.allclose(yours.float(), contributions.sum(0), atol=1e-4):
+        return "the weights are missing: a contribution counts as much as the router said"
+    if torch.allclose(yours.float() * len(weights), expected, rtol=1e-4, atol=1e-4) and len(weights) > 1:
+        return "this is a mean; contributions are added, the weights see to the rest"
+    if torch.allclose(yours.float(), expected, rtol=1e-4, atol=1e-3):
+        return (
+            "nearly: the terms are right and their order is not. Add up the routes of one owner first, in the order "
+            "of k, then the owners from rank 0 on"
+        )
+    for owner in owners.unique().tolist():
+        kept = owners != owner
+        if torch.allclose(yours.float(), (weights[kept, None] * contributions[kept]).sum(0), rtol=1e-4, atol=1e-3):
+            return f"what rank {owner} says is missing"
+    return None
+
+
+EXPLAIN_TOKEN = Exercise(
+    number="13.1",
+    name="explain_token",
+    answer=explain_token,
+    cases=_cases,
+    looks=(Look("the output"),),
+    why=_why,
+    also=(weigh_and_sum,),
+)
+
+EXERCISES = (EXPLAIN_TOKEN,)
