@@ -75,6 +75,12 @@ class SimComm(Comm):
         super().__init__(rank, board.ranks, shared)
         self._board, self._meeting, self._what = board, 0, ""
 
+    def gather_objects(self, item: Any) -> list[Any] | None:
+        """Everybody's object on rank 0, None elsewhere. For reports after a run, not for rows."""
+        self._what = "gathering the results"
+        met = self._meet(item)
+        return met if self.rank == 0 else None
+
     def _meet(self, item: Any) -> list[Any]:
         self._meeting += 1
         return self._board.meet(self._meeting, self.rank, item, self._what)
