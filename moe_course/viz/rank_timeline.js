@@ -1,0 +1,169 @@
+// What each rank did when: a lane of spans per rank, from real time stamps.
+
+function mount(root, data, opts = {}) {
+  const spans = data.spans;
+  const bounds = { run: extent(data, spansOf(data, null)), passes: data.passes.map((pass) => extent(data, spansOf(data, pass.step))) };
+  const state = { step: null, rank: 0, layer: null, stage: null };
+  let [selected, zoom, boxes, passBoxes] = [0, 0, [], []];
+
+  const stepName = (step) => (step === null ? "whole" : String(step));
+  const picker = h("select", { onchange: () => change({ step: picker.value === "whole" ? null : Number(picker.value) }) },
+    h("option", { value: "whole" }, "whole run"), data.passes.map((pass) => h("option", { value: pass.step }, passName(pass))));
+  const button = (label, act, name) => h("button", { type: "button", onclick: act, "aria-label": name }, label);
+  const asTable = h("button", { type: "button", "aria-pressed": "false", onclick: toggleTable }, "as table");
+  const lanes = h("canvas", { role: "img" });
+  const scroll = h("div", { class: "mc-scroll mc-lanes", tabindex: 0, role: "group", onkeydown: key,
+    "aria-label": "Lanes of ranks. Left and right choose a span, up and down a rank, page up and down a step, plus and minus zoom, space shows the step alone or the whole run." }, lanes);
+  const live = h("p", { "aria-live": "polite" });
+  const detail = h("p", { class: "mc-quiet" });
+  const note = data.note ? h("p", { class: "mc-quiet" }, `About the clocks: ${data.note}.`) : null;
+  const swatches = [...data.stages, "waits for the last rank"].map((name) => ({ name, canvas: h("canvas", { "aria-hidden": "true" }) }));
+  const legend = h("div", { class: "mc-legend" }, swatches.filter(({ name }) => data.comparable || name in LOOKS).map(({ name, canvas }) => h("span", {}, canvas, name)));
+  const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Time per rank and stage as a table", hidden: true });
+  const picture = h("div", {}, scroll, detail, legend);
+  root.classList.add("moe-course", "mc-timeline");
+  root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's own keys rest while ours are in use
+  root.append(...[h("div", { class: "mc-bar" }, h("label", {}, "Show", picker), button("◀", () => walk(-1), "Previous step"), button("▶", () => walk(1), "Next step"),
+    button("longest pass", () => change({ step: longestPass(data).step })), button("+", () => magnify(1), "Zoom in"), button("−", () => magnify(-1), "Zoom out"), asTable), live, picture, note, table].filter(Boolean));
+
+  // The span that the state names; where it names none, its rank's longest in the experts.
+  function find() {
+    const mine = spansOf(data, state.step).filter((i) => spans.rank[i] === state.rank);
+    const exact = mine.find((i) => spans.layer[i] === state.layer && data.stages[spans.stage[i]] === state.stage);
+    const experts = mine.filter((i) => data.stages[spans.stage[i]] === "experts");
+    return exact ?? experts[largest(experts.map((i) => spans.time[i]))] ?? mine[0] ?? 0;
+  }
+
+  function change(wanted, tell = true) {
+    const whole = (value, limit) => Math.min(Math.max(Math.round(Number(value)) || 0, 0), limit - 1);
+    if ("step" in wanted) {
+      const known = data.passes.some((pass) => pass.step === wanted.step);
+      if ((known ? wanted.step : null) !== state.step) zoom = 0;
+      state.step = known ? wanted.step : null;
+    }
+    if ("rank" in wanted) state.rank = whole(wanted.rank, data.ranks);
+    if ("layer" in wanted) state.layer = wanted.layer;
+    if ("stage" in wanted) state.stage = wanted.stage;
+    selected = wanted.span ?? find();
+    Object.assign(state, { rank: spans.rank[selected] });
+    picker.value = stepName(state.step);
+    draw();
+    tellStory();
+    if (tell) opts.onState?.({ ...state });
+  }
+
+  const select = (i) => change({ span: i, rank: spans.rank[i], layer: spans.layer[i], stage: data.stages[spans.stage[i]] });
+
+  function tellStory() {
+    const words = findings(data, state.step);
+    say(live, words[0].toUpperCase() + words.slice(1) + ".");
+    say(detail, describeSpan(data, selected));
+    lanes.setAttribute("aria-label", `Spans of ${data.ranks} ranks over time, ${state.step === null ? "whole run" : `step ${state.step}`}. ${live.textContent}`);
+    Object.assign(root.dataset, { step: stepName(state.step), rank: state.rank, layer: spans.layer[selected], phase: data.stages[spans.stage[selected]], span: selected, zoom });
+    if (!table.hidden) fillTable();
+  }
+
+  function draw() {
+    if (!root.clientWidth || !table.hidden) return;
+    const [colours, width] = [theme(root), Math.max(scroll.clientWidth, 240)];
+    const base = state.step === null ? bounds.run : bounds.passes[data.passes.findIndex((pass) => pass.step === state.step)];
+    const shown = zoomed(base, zoom, spans.begin[selected] + spans.time[selected] / 2);
+    const at = { left: 62, wide: width - 72, top: 26, row: data.ranks > 10 ? 26 : 34, origin: base[0] };
+    const pen = crisp(lanes, width, at.top + data.ranks * at.row + 20);
+    pen.textBaseline = "middle";
+    passBoxes = drawPasses(pen, data, bounds, at, state.step, colours);
+    boxes = drawLanes(pen, { data, indices: spansOf(data, state.step), shown, selected, rank: state.rank }, at, colours);
+    for (const { name, canvas } of swatches) {
+      const ink = crisp(canvas, 26, 20);
+      ink.textBaseline = "middle";
+      ink.font = tiny(false);
+      const inks = { combine: hatch(ink, LOOKS.combine[0], colours.background) };
+      drawBar(ink, name in LOOKS ? name : "combine", { x: 0, y: 10, wide: 26, lane: 18 }, name in LOOKS ? 0 : 26, inks, colours);
+    }
+  }
+
+  function fillTable() {
+    const rows = totals(data, spansOf(data, state.step)).map((row, rank) => h("tr", {}, h("th", { scope: "row" }, `rank ${rank}`),
+      [...row, row.reduce((sum, ns) => sum + ns, 0)].map((ns) => h("td", {}, (ns / 1e6).toFixed(3)))));
+    const head = h("tr", {}, ["ms", ...data.stages, "waiting", "sum"].map((name) => h("th", { scope: "col" }, name)));
+    const shown = state.step === null ? "whole run" : `step ${state.step}`;
+    table.replaceChildren(h("table", {}, h("caption", {}, `Time per stage, ${shown}; waiting is not part of dispatch and combine here`), h("thead", {}, head), h("tbody", {}, rows)));
+  }
+
+  function toggleTable() {
+    table.hidden = !table.hidden;
+    picture.hidden = !table.hidden;
+    asTable.setAttribute("aria-pressed", String(!table.hidden));
+    if (table.hidden) draw();
+    else fillTable();
+  }
+
+  // The next step; from the whole run to the first or the last one.
+  function walk(by) {
+    const here = data.passes.findIndex((pass) => pass.step === state.step);
+    const next = here < 0 ? (by > 0 ? 0 : data.passes.length - 1) : Math.min(Math.max(here + by, 0), data.passes.length - 1);
+    change({ step: data.passes[next].step });
+  }
+
+  function magnify(by) {
+    zoom = Math.min(Math.max(zoom + by, 0), 8);
+    change({ span: selected });
+  }
+
+  // The span on another rank that is at work in the middle of the selected one.
+  function beside(rank) {
+    const time = spans.begin[selected] + spans.time[selected] / 2;
+    const twin = spansOf(data, state.step).filter((i) => spans.rank[i] === rank);
+    const away = (i) => Math.max(spans.begin[i] - time, time - spans.begin[i] - spans.time[i], 0);
+    return twin.reduce((best, i) => (away(i) < away(best) ? i : best), twin[0]);
+  }
+
+  function key(event) {
+    const mine = spansOf(data, state.step).filter((i) => spans.rank[i] === state.rank);
+    const place = mine.indexOf(selected);
+    const hop = (to) => select(mine[Math.min(Math.max(to, 0), mine.length - 1)]);
+    const other = (rank) => { const i = rank >= 0 && rank < data.ranks ? beside(rank) : undefined; if (i !== undefined) select(i); };
+    const moves = {
+      ArrowLeft: () => hop(place - 1), ArrowRight: () => hop(place + 1), Home: () => hop(0), End: () => hop(mine.length - 1),
+      ArrowUp: () => other(state.rank - 1), ArrowDown: () => other(state.rank + 1),
+      PageUp: () => walk(-1), PageDown: () => walk(1), "+": () => magnify(1), "-": () => magnify(-1),
+      " ": () => change({ step: state.step === null ? spans.step[selected] : null, span: selected }),
+    };
+    if (!moves[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    moves[event.key]();
+  }
+
+  // Span or pass under the pointer.
+  function under(event) {
+    const frame = lanes.getBoundingClientRect();
+    const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
+    const inside = (box) => x >= box.x && x <= box.x + Math.max(box.wide, 2);
+    if (y < 22) return { pass: passBoxes.find(inside) };
+    return { span: boxes.find((box) => inside(box) && Math.abs(y - box.y) < box.lane / 2) };
+  }
+  lanes.addEventListener("pointermove", (event) => { detail.textContent = describeSpan(data, under(event).span?.i ?? selected); });
+  lanes.addEventListener("click", (event) => {
+    const { pass, span } = under(event);
+    if (pass) change({ step: pass.step });
+    if (span) select(span.i);
+  });
+
+  const resized = new ResizeObserver(draw);
+  resized.observe(root);
+  const deaf = onTheme(root, draw);
+  change(opts.state ?? {}, false);
+  return {
+    set: (wanted) => change(wanted, false),
+    get: () => ({ ...state }),
+    destroy() {
+      resized.disconnect();
+      deaf();
+      root.replaceChildren();
+    },
+  };
+}
+
+export { mount, findings, totals, spansOf, zoomed, LOOKS };
+export default adapter(mount);

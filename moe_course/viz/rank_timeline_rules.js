@@ -1,0 +1,78 @@
+// Part of rank_timeline.js: sums and words over the spans of a run. No page is needed here.
+
+const milliseconds = (ns) => (ns >= 1e6 ? `${(ns / 1e6).toFixed(1)} ms` : `${(ns / 1e6).toFixed(3)} ms`);
+const largest = (values) => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);
+
+// Indices of the spans of one step, or of all for null; in the order of rank and time.
+function spansOf(data, step) {
+  const all = data.spans.rank.map((_, i) => i);
+  return step === null ? all : all.filter((i) => data.spans.step[i] === step);
+}
+
+// From when to when, in ns, something happens in these spans.
+function extent(data, indices) {
+  let [from, to] = [Infinity, -Infinity];
+  for (const i of indices) {
+    from = Math.min(from, data.spans.begin[i]);
+    to = Math.max(to, data.spans.begin[i] + data.spans.time[i]);
+  }
+  return [from, to];
+}
+
+// Per rank, in ns: each of the stages without waiting, then the waiting.
+function totals(data, indices) {
+  const { rank, stage, time, wait } = data.spans;
+  const found = Array.from({ length: data.ranks }, () => new Array(data.stages.length + 1).fill(0));
+  for (const i of indices) {
+    found[rank[i]][stage[i]] += time[i] - wait[i];
+    found[rank[i]][data.stages.length] += wait[i];
+  }
+  return found;
+}
+
+// How long a pass took, in ns: on the rank where it took longest, so that clocks need not compare.
+function passTime(data, pass) {
+  const indices = spansOf(data, pass.step);
+  const times = Array.from({ length: data.ranks }, (_, rank) => {
+    const mine = indices.filter((i) => data.spans.rank[i] === rank);
+    const [from, to] = extent(data, mine);
+    return mine.length ? to - from : 0;
+  });
+  return Math.max(...times);
+}
+
+const longestPass = (data) => data.passes[largest(data.passes.map((pass) => passTime(data, pass)))];
+const passName = (pass) => `step ${pass.step} (${pass.phase})`;
+
+// What there is to see, in words; `step` null speaks of the whole run.
+function findings(data, step) {
+  const pass = data.passes.find((entry) => entry.step === step) ?? longestPass(data);
+  const spent = totals(data, spansOf(data, step));
+  const [experts, waits] = [spent.map((row) => row[data.stages.indexOf("experts")]), spent.map((row) => row[data.stages.length])];
+  const [worker, waiter] = [largest(experts), largest(waits)];
+  let words = `${step === null ? "longest pass: " : ""}${passName(pass)}, ${milliseconds(passTime(data, pass))}`;
+  words += `; busiest: rank ${worker}, ${milliseconds(experts[worker])} in experts`;
+  if (data.comparable && waits[waiter]) words += `; waits longest: rank ${waiter}, ${milliseconds(waits[waiter])}`;
+  return words;
+}
+
+function describeSpan(data, i) {
+  const { rank, step, layer, stage, time, wait } = data.spans;
+  const where = layer[i] < 0 ? "outside the sparse layers" : `layer ${layer[i]}`;
+  const waited = wait[i] ? `, of it ${milliseconds(wait[i])} before the last rank came` : "";
+  return `Rank ${rank[i]}, step ${step[i]}, ${where}: ${data.stages[stage[i]]}, ${milliseconds(time[i])}${waited}.`;
+}
+
+// The part of [from, to] that is seen after `zoom` halvings around `middle`.
+function zoomed([from, to], zoom, middle) {
+  const half = (to - from) / 2 ** (zoom + 1);
+  const centre = Math.min(Math.max(middle, from + half), to - half);
+  return [centre - half, centre + half];
+}
+
+// Round marks for an axis of `span` ns with at most `most` of them: the distance between two.
+function tickStep(span, most) {
+  const rough = span / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= rough);
+}
