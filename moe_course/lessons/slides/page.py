@@ -11,6 +11,8 @@ from pathlib import Path
 from moe_course.lessons.slides.deck import Deck, Slide
 from moe_course.lessons.slides.errors import SlidesError
 from moe_course.viz import colours
+from moe_course.viz.page import as_data
+from moe_course.viz.source import source, styles
 
 _PLAYER = re.compile(r'<div class="player" data-run="(\w+)"([^>]*)></div>')
 _PAGE = """<!doctype html>
@@ -38,13 +40,13 @@ def page(deck: Deck, folder: Path, reveal: Path) -> str:
     Raises SlidesError if a run that the deck plays is not in `folder`/data.
     """
     runs = {name: run(folder, name) for name in deck.runs}
-    styles = [reveal / "dist" / "reset.css", reveal / "dist" / "reveal.css", folder / "style.css"]
+    sheets = [reveal / "dist" / "reset.css", reveal / "dist" / "reveal.css", folder / "style.css"]
     scripts = [reveal / "dist" / "reveal.js", reveal / "plugin" / "notes" / "notes.js"]
-    player, player_styles = _player() if runs else ("", "")
+    player, player_styles = (source("token_flow"), styles("token_flow")) if runs else ("", "")
     stills = {name: base64.b64encode(_still(data)).decode() for name, data in runs.items()}
     return _PAGE.format(
         title=html.escape(deck.title),
-        styles="\n".join(_style(text) for text in [*map(_read, styles), _rank_colours(), player_styles] if text),
+        styles="\n".join(_style(text) for text in [*map(_read, sheets), _rank_colours(), player_styles] if text),
         slides="\n".join(_section(slide, deck, stills) for slide in deck.slides),
         data="\n".join(_data(name, data) for name, data in runs.items()),
         scripts="\n".join(_script(_read(path)) for path in scripts)
@@ -85,13 +87,6 @@ def _text(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _player() -> tuple[str, str]:
-    """Module and style sheet of the player; imported late, because the picture libraries come with it."""
-    from moe_course.viz import picture
-
-    return picture.source("token_flow"), picture.styles("token_flow")
-
-
 def _still(data: dict) -> bytes:
     from moe_course.viz.token_flow import TokenFlow
 
@@ -116,5 +111,4 @@ def _script(text: str, kind: str = "") -> str:
 
 
 def _data(name: str, data: dict) -> str:
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="run-{name}">{text}</script>'
+    return f'<script type="application/json" id="run-{name}">{as_data(data)}</script>'
