@@ -66,6 +66,12 @@ META = {
     "options": dict,  # of RunOptions, those that differ from the defaults
     "routes": list,  # number of routes in each rank's file
 }
+#: Fields that are looked up inside others.
+NESTED = {
+    "plan": ("world_size", "dp", "pp", "pcp", "tp", "ep_size", "placement", "experts_per_rank", "reduce_group"),
+    "sizes": ("dispatch", "partial", "contribution"),
+    "clock": ("source", "hosts", "comparable", "note"),
+}
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from moe_course.errors import TraceError
+from moe_course.errors import MoECourseError, TraceError
 from moe_course.expert_map import Placement, make_placement
-from moe_course.trace.schema import COLUMNS, META, OUTPUTS, SCHEMA, SPANS, STAGES, VALUES, dtype_of
+from moe_course.trace.schema import COLUMNS, META, NESTED, OUTPUTS, SCHEMA, SPANS, STAGES, VALUES, dtype_of
 
 
 def file_of(rank: int) -> str:
@@ -30,7 +30,13 @@ def check_meta(meta: object, folder: Path) -> dict:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
             raise TraceError(f"{folder}/meta.json: field {name} is {value!r}, expected {wanted}")
-    lengths = {"world_size": meta["world_size"], "plan.world_size": meta["plan"].get("world_size")}
+    for name, inner in NESTED.items():
+        if missing := [key for key in inner if key not in meta[name]]:
+            raise TraceError(f"{folder}/meta.json: field {name} has no {missing[0]}; it has {', '.join(meta[name])}")
+    for index, prompt in enumerate(meta["prompts"]):
+        if not isinstance(prompt, dict) or not isinstance(prompt.get("tokens"), list) or "prompt" not in prompt:
+            raise TraceError(f"{folder}/meta.json: prompt {index} is {prompt!r}, expected its text and its tokens")
+    lengths = {"world_size": meta["world_size"], "plan.world_size": meta["plan"]["world_size"]}
     lengths["routes"] = len(meta["routes"])
     if len(set(lengths.values())) > 1:
         raise TraceError(f"{folder}/meta.json: the number of ranks differs: {lengths}")
@@ -55,8 +61,8 @@ def placement_of(meta: dict, folder: Path) -> Placement:
     try:
         counts = plan["experts_per_rank"]
         placement = make_placement(plan["ep_size"], meta["experts"], plan["placement"])
-    except (KeyError, TypeError) as error:
-        raise TraceError(f"{folder}/meta.json: plan cannot be read: {error!r}") from None
+    except (TypeError, MoECourseError) as error:
+        raise TraceError(f"{folder}/meta.json: plan cannot be read: {error}") from None
     mine = [placement.num_local(rank) for rank in range(placement.ep_size)]
     if mine != counts:
         raise TraceError(
@@ -104,10 +110,12 @@ def _check_shapes(path: Path, tensors: dict[str, torch.Tensor], meta: dict) -> N
 
 def _check_ranges(path: Path, rank: int, columns: dict[str, torch.Tensor], meta: dict, placement: Placement) -> None:
     for name in ("weight", *VALUES):
-        if name in columns and not columns[name].isfinite().all():
-            at = int((~columns[name].isfinite()).flatten(1).any(1).nonzero()[0]) if columns[name].ndim > 1 else None
-            at = int((~columns[name].isfinite()).nonzero()[0]) if at is None else at
-            raise TraceError(f"{path}: column {name}, entry {at}, is not finite: {columns[name][at].flatten()[:4]}")
+        rows = columns[name].view(len(columns[name]), -1) if name in columns else torch.empty(0, 1)
+        bad = (~rows.isfinite()).any(dim=1).nonzero()
+        if len(bad):
+            at = int(bad[0])
+            odd = rows[at][~rows[at].isfinite()][0].item()
+            raise TraceError(f"{path}: column {name}, entry {at}, holds {odd}, expected finite numbers")
     lengths = [len(p["tokens"]) + len(new) for p, new in zip(meta["prompts"], meta["new_tokens"], strict=True)]
     ranks = meta["world_size"]
     limits = {

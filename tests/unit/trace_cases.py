@@ -22,7 +22,7 @@ def meta_of(ranks: int, experts: int, **fields: Any) -> dict:
         "placement": "linear",
         "experts_per_rank": [placement.num_local(rank) for rank in range(ranks)],
         "reduce_group": None,
-        "tp": 1,
+        **{"dp": ranks, "pp": 1, "pcp": 1, "tp": 1},
     }
     return {
         "world_size": ranks, "model": "none", "plan": plan | fields.pop("plan", {}),
