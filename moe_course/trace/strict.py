@@ -110,7 +110,7 @@ def _check_shapes(path: Path, tensors: dict[str, torch.Tensor], meta: dict) -> N
 
 def _check_ranges(path: Path, rank: int, columns: dict[str, torch.Tensor], meta: dict, placement: Placement) -> None:
     for name in ("weight", *VALUES):
-        rows = columns[name].view(len(columns[name]), -1) if name in columns else torch.empty(0, 1)
+        rows = columns[name].unsqueeze(1).flatten(1) if name in columns else torch.empty(0, 1)  # also without routes
         bad = (~rows.isfinite()).any(dim=1).nonzero()
         if len(bad):
             at = int(bad[0])
