@@ -76,7 +76,7 @@ def grouped_topk(
     choice = scores if e_score_correction_bias is None else scores + e_score_correction_bias.float()
     if n_group > 1:
         choice = _mask_groups(choice, n_group, topk_group, with_bias=e_score_correction_bias is not None)
-    topk_ids = _best(choice, top_k)  # [T, K]
+    topk_ids = best_first(choice, top_k)  # [T, K]
     topk_weights = scores.gather(1, topk_ids)  # [T, K]: the unbiased score
     if norm_topk_prob:
         topk_weights = topk_weights / (topk_weights.sum(dim=-1, keepdim=True) + 1e-20)
@@ -97,11 +97,11 @@ def _mask_groups(choice: torch.Tensor, n_group: int, topk_group: int, with_bias:
     grouped = choice.view(len(choice), n_group, choice.shape[1] // n_group)  # [T, G, E/G]
     group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1) if with_bias else grouped.amax(dim=-1)  # [T, G]
     dropped = torch.ones_like(group_scores, dtype=torch.bool)
-    dropped.scatter_(1, _best(group_scores, topk_group), False)
+    dropped.scatter_(1, best_first(group_scores, topk_group), False)
     return grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).view_as(choice)
 
 
-def _best(scores: torch.Tensor, k: int) -> torch.Tensor:
+def best_first(scores: torch.Tensor, k: int) -> torch.Tensor:
     """Indices `[T, k]` of the k largest, descending, ties to the lowest index (`torch.topk` promises neither)."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
 
