@@ -1,8 +1,8 @@
 // Part of rank_timeline.js: lanes, bars and axis on a canvas. A stage has a colour (none of a rank), a height and a letter.
 
 const LOOKS = {
-  route: ["#8ccf6d", 0.5],
-  dispatch: ["#1fa187", 0.8],
+  route: ["#a0522d", 0.5],
+  dispatch: ["#117a6b", 0.8],
   experts: ["#e0a800", 1.0],
   combine: ["#9a83dd", 0.8],
   other: ["#8a8a8a", 0.25],
@@ -43,7 +43,7 @@ function drawBar(pen, name, box, waited, inks, colours) {
   const room = box.wide - waited;
   if (name === "other" || tall < 8 || room < 13) return;
   pen.textAlign = "center";
-  pen.fillStyle = "#000000";
+  pen.fillStyle = name === "route" || name === "dispatch" ? "#ffffff" : "#000000";
   pen.fillText(room > 62 ? name : name[0].toUpperCase(), box.x + waited + room / 2, box.y + 0.5);
 }
 

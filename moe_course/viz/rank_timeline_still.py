@@ -13,8 +13,8 @@ from moe_course.viz.rank_timeline import STAGES, findings, longest_pass
 
 #: Colour (none of a rank) and height of a stage's bars, repeated in rank_timeline_draw.js; a test compares.
 LOOKS = {
-    "route": ("#8ccf6d", 0.5),
-    "dispatch": ("#1fa187", 0.8),
+    "route": ("#a0522d", 0.5),
+    "dispatch": ("#117a6b", 0.8),
     "experts": ("#e0a800", 1.0),
     "combine": ("#9a83dd", 0.8),
     "other": ("#8a8a8a", 0.25),

@@ -12,6 +12,7 @@ import torch
 
 from moe_course.errors import ConfigError
 from moe_course.router import grouped_topk
+from moe_course.viz.flow_data import printable
 from moe_course.viz.picture import Picture
 
 #: More rows than this are no picture.
@@ -52,7 +53,9 @@ class ScoreGrid(Picture):
         Raises:
             ConfigError: what `grouped_topk` refuses, a shape that is no picture, or values that are not finite.
         """
-        texts = [f"row {row}" for row in range(len(router_logits))] if tokens is None else [visible(t) for t in tokens]
+        texts = (
+            [f"row {row}" for row in range(len(router_logits))] if tokens is None else [printable(t) for t in tokens]
+        )
         _check(router_logits, e_score_correction_bias, texts)
         rules = {"n_group": n_group, "topk_group": topk_group, "norm_topk_prob": norm_topk_prob}
         rules["routed_scaling_factor"] = routed_scaling_factor
@@ -123,13 +126,6 @@ def all_scores(router_logits: torch.Tensor, scoring_func: str) -> torch.Tensor:
     """`[T, E]` fp32, the router's own scores of all experts: a choice of all E that is not normalised."""
     scores, ids = grouped_topk(router_logits, router_logits.shape[1], scoring_func=scoring_func, norm_topk_prob=False)
     return torch.zeros_like(scores).scatter_(1, ids.long(), scores)
-
-
-def visible(text: str) -> str:
-    """A token as one can see it: blanks and characters without a shape get one."""
-    return "".join(
-        "␣" if char == " " else char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def _exact(row: torch.Tensor) -> list[float]:

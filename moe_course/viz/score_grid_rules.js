@@ -40,7 +40,7 @@ function chooseExperts(scores, bias, options) {
 // The bias of the model with `extra` added to one expert; null while there is neither.
 function addBias(bias, experts, expert, extra) {
   if (!bias && !extra) return null;
-  return Array.from({ length: experts }, (_, e) => Math.fround((bias ? bias[e] : 0) + (e === expert ? extra : 0)));
+  return Array.from({ length: experts }, (_, e) => Math.fround((bias ? Math.fround(bias[e]) : 0) + (e === expert ? Math.fround(extra) : 0)));
 }
 
 const total = (values) => values.reduce((sum, value) => sum + value, 0);
