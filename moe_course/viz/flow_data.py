@@ -51,7 +51,7 @@ def flow_data(trace: Trace, steps: Iterable[int] | None = None, layers: Iterable
         )
     if int(keep.sum()) > MOST_ROUTES:
         raise ConfigError(
-            f"{int(keep.sum())} routes are too many for one picture, which takes {MOST_ROUTES}: choose steps= or layers="
+            f"{int(keep.sum())} routes are too many for one picture, it takes {MOST_ROUTES}: choose steps= or layers="
         )
     placement, texts = placement_of(meta), _Texts(meta)
     passes = [_one_pass(meta, placement, texts, routes) for routes in _passes(columns, keep)]
