@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from moe_course.expert_map import determine_expert_map
 from moe_course.experts import local_experts
@@ -27,3 +27,8 @@ class Stages:
     dispatch: Callable | None = None
     experts: Callable = local_experts
     combine: Callable | None = None
+
+    def __repr__(self) -> str:  # functions by name: the same text in every run
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = {name: getattr(f, "__qualname__", type(f).__name__) for name, f in shown.items() if f is not None}
+        return "Stages(" + ", ".join(f"{n}={shown[n].__module__}.{name}" for n, name in names.items()) + ")"

@@ -50,7 +50,7 @@ class Check:
 
 
 def verdict(name: str, fn: Callable) -> Verdict:
-    """What `check.<name>(fn)` shows. Raises ConfigError for a name that no exercise has."""
+    """What `check.<name>(fn)` shows. Raises NoSuchExercise for a name that none has."""
     from moe_course.lessons.judge import judge
     from moe_course.lessons.keeping import kept_functions
 

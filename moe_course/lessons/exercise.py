@@ -75,7 +75,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Exercise:
-    """An exercise, see the top of this file. `seconds` is how long all its cases may take together."""
+    """An exercise, see the top of this file. `seconds` is how long one case may take."""
 
     number: str
     name: str
@@ -88,7 +88,7 @@ class Exercise:
     row_bytes: Callable[[Case], int] | None = None
     why: Callable[[Case, str, Any, Any], str | None] = lambda case, look, expected, yours: None
     also: tuple[Callable, ...] = ()
-    seconds: float = 10.0
+    seconds: float = 6.0
 
     @property
     def file(self) -> str:

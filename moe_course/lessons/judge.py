@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
+from moe_course.comm.sim import _Board
 from moe_course.lessons.compare import difference
 from moe_course.lessons.exercise import Case, Cost, Exercise
 from moe_course.lessons.limit import TooSlow, within
@@ -17,6 +18,8 @@ from moe_course.lessons.verdict import Verdict
 
 #: Seeds of the cases that are shown, and of those with other numbers.
 SHOWN, HIDDEN = 1, 2
+#: Where ranks that are threads wait for each other.
+MEETING = _Board.meet.__code__
 
 
 def judge(exercise: Exercise, fn: Callable, kept: dict[str, Any] | None = None) -> Verdict:
@@ -32,12 +35,11 @@ def judge(exercise: Exercise, fn: Callable, kept: dict[str, Any] | None = None) 
         return Verdict("refused", f"{number} cannot be checked: {refused}")
     if rebuilt.source and _is_stub(rebuilt.source):
         return not_attempted(exercise)
-    deadline, bill = time.monotonic() + exercise.seconds, (Cost(), Cost())
-    count = 0
+    bill, count = (Cost(), Cost()), 0
     for hidden in (False, True):
         for case in exercise.cases(HIDDEN if hidden else SHOWN):
             count += 0 if hidden else 1
-            verdict, spent = _try(exercise, rebuilt, case, hidden, deadline)
+            verdict, spent = _try(exercise, rebuilt, case, hidden)
             if verdict is not None:
                 return verdict
             if not hidden:
@@ -49,9 +51,7 @@ def not_attempted(exercise: Exercise) -> Verdict:
     return Verdict("not attempted", f"{exercise.number} not attempted yet")
 
 
-def _try(
-    exercise: Exercise, rebuilt: Rebuilt, case: Case, hidden: bool, deadline: float
-) -> tuple[Verdict | None, tuple[Cost, Cost]]:
+def _try(exercise: Exercise, rebuilt: Rebuilt, case: Case, hidden: bool) -> tuple[Verdict | None, tuple[Cost, Cost]]:
     row_bytes = exercise.row_bytes(case) if exercise.row_bytes else None
     key = attempt(exercise.answer, case, row_bytes=row_bytes)
     budget = exercise.budget(case) if exercise.budget else key.cost
@@ -60,10 +60,10 @@ def _try(
         where += ", with other numbers. It passed on the numbers that are shown: are values written into the code?"
     if refusal := _signature(exercise, rebuilt.function, case):
         return refusal, (Cost(), Cost())
-    rest = max(deadline - time.monotonic(), 0.1)
+    seconds = exercise.seconds
     try:
         trial = within(
-            rest, lambda join: attempt(rebuilt.function, case, row_bytes=row_bytes, join=join, wait=rest / 2)
+            seconds, lambda join: attempt(rebuilt.function, case, row_bytes=row_bytes, join=join, wait=seconds / 2)
         )
     except NotImplementedError:
         return not_attempted(exercise), (Cost(), Cost())
@@ -133,8 +133,20 @@ def _raised(exercise: Exercise, rebuilt: Rebuilt, error: Exception, where: str) 
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("raised on rank ")]
     if notes:
         text += f" ({notes[0].removeprefix('raised ')})"
-    line = _line_of(error, rebuilt)
-    return Verdict("raised", text, [where, *([f"line {line[0]} of your function: {line[1]}"] if line else [])])
+    line, busy = _line_of(error, rebuilt), _busy(getattr(error, "still_running", ()), rebuilt)
+    says = [f"line {line[0]} of your function: {line[1]}"] if line else []
+    return Verdict("raised", text, [where, *says, *([f"a rank was still in {busy}"] if busy else [])])
+
+
+def _busy(frames: Sequence[FrameType], rebuilt: Rebuilt) -> str | None:
+    """Where a thread that does not end was, if it computes; one that waits for the others is not to blame."""
+    for frame in frames:
+        line, waits = rebuilt.line_of(frame), False
+        while frame is not None:
+            waits, frame = waits or frame.f_code is MEETING, frame.f_back
+        if line and rebuilt.source and not waits:
+            return f"line {line[0]} of your function: {line[1]}"
+    return None
 
 
 def _line_of(error: BaseException | None, rebuilt: Rebuilt) -> tuple[int, str] | None:
@@ -152,10 +164,9 @@ def _line_of(error: BaseException | None, rebuilt: Rebuilt) -> tuple[int, str] |
 
 
 def _slow(exercise: Exercise, rebuilt: Rebuilt, slow: TooSlow, where: str) -> Verdict:
-    lines = [line for line in map(rebuilt.line_of, slow.frames) if line and rebuilt.source]
-    also = f"it was in line {lines[0][0]} of your function: {lines[0][1]}" if lines else "does a loop never end?"
-    text = f"{exercise.number} takes too long: ended after {exercise.seconds:g} s for all cases; does a loop never end?"
-    return Verdict("slow", text, [where, *([also] if lines else [])])
+    busy = _busy(slow.still_running, rebuilt)
+    text = f"{exercise.number} takes too long: ended after {exercise.seconds:g} s; does a loop never end?"
+    return Verdict("slow", text, [where, *([f"it was in {busy}"] if busy else [])])
 
 
 def _signature(exercise: Exercise, fn: Callable, case: Case) -> Verdict | None:
@@ -193,6 +204,6 @@ def _on(case: Case, rank: int) -> str:
 def _what(result: Any) -> str:
     if result is None:
         return "None"
-    if isinstance(result, Sequence) and not isinstance(result, str):
-        return f"a {type(result).__name__} of {len(result)}"
-    return f"a {type(result).__name__}"
+    name = type(result).__name__
+    size = f" of {len(result)}" if isinstance(result, Sequence) and not isinstance(result, str) else ""
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}{size}"

@@ -18,11 +18,10 @@ class Ended(BaseException):
 
 
 class TooSlow(Exception):
-    """Time is up. `frames` are those that were running, innermost first."""
+    """Time is up."""
 
-    def __init__(self, seconds: float, frames: list[FrameType]):
+    def __init__(self, seconds: float):
         super().__init__(f"still running after {seconds:g} s")
-        self.frames = frames
 
 
 def within(seconds: float, job: Callable[[Callable[[], None]], Any]) -> Any:
@@ -32,6 +31,8 @@ def within(seconds: float, job: Callable[[Callable[[], None]], Any]) -> Any:
 
     Raises:
         TooSlow: time is up.
+
+    An error has `still_running`: the frames that threads which had not ended were in.
     """
     threads: list[threading.Thread] = []
     outcome: list[Any] = [None, None]
@@ -49,15 +50,18 @@ def within(seconds: float, job: Callable[[Callable[[], None]], Any]) -> Any:
     first.start()
     try:
         first.join(seconds)
-        if first.is_alive():
-            alive = [thread for thread in (*threads, first) if thread.is_alive()]
-            frames = sys._current_frames()
-            raise TooSlow(seconds, [frames[thread.ident] for thread in alive if thread.ident in frames])
+        error = TooSlow(seconds) if first.is_alive() else outcome[1]
+        if error is not None:
+            error.still_running = _frames([*threads, first])
+            raise error
     finally:
         _end([*threads, first])
-    if outcome[1] is not None:
-        raise outcome[1]
     return outcome[0]
+
+
+def _frames(threads: list[threading.Thread]) -> list[FrameType]:
+    frames = sys._current_frames()
+    return [frames[thread.ident] for thread in threads if thread.is_alive() and thread.ident in frames]
 
 
 def _end(threads: list[threading.Thread]) -> None:

@@ -9,6 +9,13 @@ from moe_course.errors import ConfigError
 from moe_course.lessons.exercise import Exercise
 
 
+class NoSuchExercise(ConfigError, AttributeError):
+    """A name that no exercise has. A notebook shows the message alone, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it
+        return [str(self)]
+
+
 def notebooks() -> list[str]:
     """Names of the modules: nb00, nb02, …"""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("nb"))
@@ -20,7 +27,7 @@ def exercises(notebook: str) -> tuple[Exercise, ...]:
 
 
 def find(name: str) -> Exercise:
-    """The exercise of this name. Raises ConfigError that lists all there are."""
+    """The exercise of this name. Raises NoSuchExercise, which lists all there are."""
     known = {}
     for notebook in notebooks():
         for exercise in exercises(notebook):
@@ -28,4 +35,4 @@ def find(name: str) -> Exercise:
                 return exercise
             known.setdefault(notebook, []).append(f"{exercise.name} ({exercise.number})")
     listed = "; ".join(f"{notebook}: {', '.join(names)}" for notebook, names in known.items())
-    raise ConfigError(f"there is no exercise {name!r}; there are {listed}")
+    raise NoSuchExercise(f"there is no exercise {name!r}; there are {listed}")

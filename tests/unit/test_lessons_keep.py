@@ -1,0 +1,220 @@
+"""What differs in words and pictures; check, reveal, keep and use, as cells call them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from lesson_cases import cell
+
+from moe_course.dispatch import permute_by_expert
+from moe_course.errors import ConfigError
+from moe_course.lessons import check, report, use
+from moe_course.lessons.check import verdict
+from moe_course.lessons.checks import find
+from moe_course.lessons.compare import difference
+from moe_course.lessons.draw import as_picture, as_text
+from moe_course.lessons.exercise import Case, Exercise, Look
+from moe_course.lessons.folder import FOLDER_ENV, my_moe
+from moe_course.lessons.keeping import keep, kept_functions
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_ENV, str(tmp_path / "my_moe"))
+    return tmp_path / "my_moe"
+
+
+# -- comparing and drawing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "yours", "what"),
+    [
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), None),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), None),
+        (torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int32), "is [2] int32, expected [2] int64"),
+        (torch.zeros(0, 2), torch.zeros(0, 2), None),
+        (torch.zeros(0, 2), torch.zeros(1, 2), "is [1, 2] float32, expected [0, 2] float32"),
+        (torch.tensor(True), torch.tensor(False), "differs"),
+        (None, 3, "is 3, expected None"),
+        (3, True, "is True, expected 3"),
+        ([3, 0], [3, 1], "is [3, 1], expected [3, 0]"),
+        ([torch.ones(1)], [torch.ones(1)], None),
+        ("rows", "routes", "is 'routes', expected 'rows'"),
+        (torch.ones(2), [1.0, 1.0], "is [1, 1], expected a tensor [2] float32"),
+    ],
+)
+def test_differences_in_words(expected, yours, what):
+    found = difference(expected, yours)
+    assert (found.what if found else None) == what
+
+
+def test_tolerance_is_of_floats_only():
+    a = torch.tensor([1.0, 2.0])
+    assert difference(a, a + 5e-6, 1e-5) is None and difference(a, a + 5e-6) and difference(a, a + 5e-5, 1e-5)
+    assert difference(torch.tensor([1]), torch.tensor([2]), 5.0)
+
+
+def test_tables_show_the_place_and_digits_that_tell_numbers_apart():
+    a = torch.arange(400.0).view(20, 20)
+    b = a.clone()
+    b[12, 15] += 1e-4
+    table = difference(a, b).table
+    lines = as_text(table)
+    assert table.labels[0] == "10" and len(lines) == 9 and lines[0].split() == ["expected", "|", "yours"]
+    assert [line.endswith("<") for line in lines].count(True) == 1 and "255.0001" in lines[3]
+    cube = difference(torch.zeros(2, 2, 1), torch.ones(2, 2, 1)).table
+    assert cube.labels == ["0,0", "0,1", "1,0", "1,1"]
+    assert as_text(difference(torch.zeros(1, 2), torch.zeros(2, 2)).table)[2].split() == [
+        "1",
+        "·",
+        "·",
+        "|",
+        "0",
+        "0",
+        "<",
+    ]
+
+
+def test_the_picture_is_the_same_every_time():
+    table = difference(torch.zeros(2, 2), torch.eye(2)).table
+    assert as_picture(table, "title") == as_picture(table, "title") != as_picture(table, "other")
+    assert as_picture(table, "title").startswith(b"\x89PNG")
+
+
+# -- check, reveal, keep, use --------------------------------------------------------------------------------------
+
+
+def test_unknown_names_list_the_exercises():
+    with pytest.raises(ConfigError, match=r"no exercise 'nothing'; there are nb00: combine_rows \(0\.1\)"):
+        check.nothing(len)
+    assert {"combine_rows", "keep", "reveal"} <= set(dir(check)) and not hasattr(check, "_repr_html_")
+
+
+def test_check_prints_its_verdict_and_reveal_the_package(capsys):
+    check.combine_rows(cell("def f(a, b): return a"))
+    assert capsys.readouterr().out.startswith("0.1 not right yet: the sum differs\n")
+    check.reveal("combine_rows")
+    out = capsys.readouterr().out
+    assert "# moe_course.combine\ndef sum_contributions(" in out and "return total" in out
+
+
+def test_keep_writes_a_file_that_stands_alone(folder, capsys):
+    fn = cell("def my_combine_rows(a: torch.Tensor, b):\n    return torch.stack([a,b]).sum(dim = 0)", "my_combine_rows")
+    check.keep(fn)
+    assert capsys.readouterr().out == "0.1 kept in my_moe/combine_rows.py\n"
+    text = (folder / "combine_rows.py").read_text()
+    assert text.startswith("# Exercise 0.1, combine_rows: ") and text.endswith("combine_rows = my_combine_rows\n")
+    program = "import torch, combine_rows as m; print(m.combine_rows(torch.tensor([1]), torch.tensor([2])).tolist())"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()])}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[3]\n", done.stderr
+
+
+def test_keep_puts_earlier_versions_away_and_refuses_what_fails(folder, capsys):
+    for body in ("return a + b", "return a + b", "return b + a", "return torch.add(a, b)"):
+        check.keep(cell(f"def combine_rows(a, b):\n    {body}\n", "combine_rows"))
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
+    assert sorted(path.name for path in (folder / "old").iterdir()) == ["combine_rows-1.py", "combine_rows-2.py"]
+    assert "a + b" in (folder / "old" / "combine_rows-1.py").read_text()
+    kept = (folder / "combine_rows.py").read_text()
+    check.keep(cell("def combine_rows(a, b): return a", "combine_rows"))
+    check.keep(cell("def combine_rows(a, b): ...", "combine_rows"))
+    assert capsys.readouterr().out.splitlines() == [
+        "0.1 not right yet: the sum differs; nothing is kept",
+        "0.1 not attempted yet; nothing is kept",
+    ]
+    assert (folder / "combine_rows.py").read_text() == kept
+
+
+def test_keep_adds_the_imports_of_package_names_and_the_functions_kept_earlier(folder):
+    def answer(ids, n):
+        return permute_by_expert(ids, n)[1]
+
+    def cases(seed):
+        return [Case(f"{n} experts", (torch.tensor([[seed % n, -1]]), n)) for n in (2, 3, 4)]
+
+    counts = Exercise(
+        "9.3", "expert_counts", answer, cases, (Look("counts"),), names={"permute_by_expert": permute_by_expert}
+    )
+    fn = cell("def expert_counts(ids, n):\n    return permute_by_expert(ids, n)[1]", "expert_counts")
+    assert keep(counts, fn) == "9.3 kept in my_moe/expert_counts.py"
+    again = replace(counts, number="9.4", name="again")
+    assert (
+        keep(again, cell("def again(ids, n):\n    return expert_counts(ids, n)", "again"))
+        == "9.4 kept in my_moe/again.py"
+    )
+    text = (folder / "again.py").read_text()
+    assert "from moe_course.dispatch import permute_by_expert" in text and "def expert_counts" in text
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    program = "import torch; exec(open('again.py').read()); print(again(torch.tensor([[1, -1]]), 2).tolist())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "[0, 1]\n", done.stderr
+
+
+def test_what_was_kept_passes_again_and_so_does_the_answer_key(folder, capsys):
+    check.keep(find("combine_rows").answer)
+    assert "import combine_rows" in (folder / "combine_rows.py").read_text()
+    assert verdict("combine_rows", kept_functions()["combine_rows"]).ok
+    assert verdict("combine_rows", find("combine_rows").answer).ok
+    capsys.readouterr()
+
+
+def test_use_brings_stages_back_and_says_whose_they_are(folder, capsys):
+    assert use().dispatch is None
+    assert capsys.readouterr().out.splitlines() == [
+        "yours, from my_moe: none yet",
+        "the package's: route, expert_map, dispatch, experts, combine",
+    ]
+    folder.mkdir()
+    (folder / "dispatch.py").write_text("def dispatch(*args, **keywords):\n    return 'mine'\n")
+    (folder / "notes.py").write_text("not python")
+    stages = use("my_moe")
+    assert stages.dispatch() == "mine" and stages.combine is None and "0x" not in repr(stages)
+    assert capsys.readouterr().out.splitlines()[0] == "yours, from my_moe: dispatch"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def dispatch(:\n", r"dispatch\.py, line 1: invalid syntax; repair the file or remove it"),
+        ("x = 1\nimport nothing_like_it\n", r"dispatch\.py, line 2: ModuleNotFoundError: .*; repair the file"),
+        ("def other(): pass\n", r"dispatch\.py does not define a function dispatch; rename the function"),
+    ],
+)
+def test_files_that_do_not_load_are_named_with_their_line(folder, text, says):
+    folder.mkdir()
+    (folder / "dispatch.py").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        use("my_moe")
+    assert not list(folder.glob("__pycache__"))
+
+
+def test_the_folder_lies_beside_the_notebooks(tmp_path, monkeypatch):
+    monkeypatch.delenv(FOLDER_ENV)
+    (tmp_path / "course" / "notebooks" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "course" / "notebooks" / "deep")
+    assert my_moe() == tmp_path / "course" / "my_moe" and my_moe("other") == tmp_path / "course" / "other"
+    monkeypatch.chdir(tmp_path)
+    assert my_moe() == tmp_path / "my_moe"
+
+
+@pytest.mark.parametrize(
+    ("guess", "answer", "says"),
+    [
+        (None, 3, "no guess yet; measured: 3. Set `guess` above and run this notebook again."),
+        (3, 3, "your guess 3 is right"),
+        (5, 3, "your guess 5 is 2 too many; measured: 3."),
+        ((1, 2), (2, 1), "your guess (1, 2) is not it; measured: (2, 1)."),
+    ],
+)
+def test_guesses_are_compared(guess, answer, says, capsys):
+    report(guess, answer)
+    assert capsys.readouterr().out.startswith(says)
