@@ -110,12 +110,12 @@ def _check_shapes(path: Path, tensors: dict[str, torch.Tensor], meta: dict) -> N
 
 def _check_ranges(path: Path, rank: int, columns: dict[str, torch.Tensor], meta: dict, placement: Placement) -> None:
     for name in ("weight", *VALUES):
-        rows = columns[name].unsqueeze(1).flatten(1) if name in columns else torch.empty(0, 1)  # also without routes
-        bad = (~rows.isfinite()).any(dim=1).nonzero()
+        odd = ~columns[name].isfinite() if name in columns else torch.empty(0)  # [n] or [n, H]; n may be 0
+        bad = (odd if odd.ndim == 1 else odd.any(dim=1)).nonzero()
         if len(bad):
             at = int(bad[0])
-            odd = rows[at][~rows[at].isfinite()][0].item()
-            raise TraceError(f"{path}: column {name}, entry {at}, holds {odd}, expected finite numbers")
+            value = columns[name][at][odd[at]].flatten()[0].item()
+            raise TraceError(f"{path}: column {name}, entry {at}, holds {value}, expected finite numbers")
     lengths = [len(p["tokens"]) + len(new) for p, new in zip(meta["prompts"], meta["new_tokens"], strict=True)]
     ranks = meta["world_size"]
     limits = {

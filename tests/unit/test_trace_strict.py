@@ -106,6 +106,11 @@ def test_what_is_whole_is_read(write):
     assert trace.spans(1)["span_end_ns"].tolist() == [5, 9]
     assert trace.values(0)["contribution"].shape == (4, 16)
     assert len(Trace.load(write(values=False))) == 8
+
+    def leave(tensors):  # a rank that had no rows
+        tensors |= {name: tensor[:0].clone() for name, tensor in tensors.items()}
+
+    assert len(Trace.load(write(leave, to("routes", [4, 0])))) == 4
     with pytest.raises(TraceError, match="no column 'owner'; it has step, layer"):
         trace.where(owner=1)
 
