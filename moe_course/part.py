@@ -54,7 +54,7 @@ def take_part(job, comm: Comm, guard, report: Callable[..., None]) -> tuple[list
     if job.own is not None:
         stages = _witness(job, comm, stages).stages()
     model = Faults(options.fault_specs(), rank).load(
-        job, comm, chain(recorder, losses), checked=options.guard, stages=stages
+        job, comm, chain(recorder, losses if losses.fmt else None), checked=options.guard, stages=stages
     )
     if options.trace:
         recorder.watch(model)

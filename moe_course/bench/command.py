@@ -13,6 +13,7 @@ from moe_course.launch import launch
 
 bench = typer.Typer(no_args_is_help=True, help="Measure on this machine, two variants side by side.")
 LIMITS = {"prefill": 0.05, "decode": 0.15}  # shares of a step, for 2 ranks
+TRACE_LIMIT = 0.05  # what a trace may add to a step
 
 
 @bench.callback()
@@ -70,6 +71,31 @@ def headers(
         table.add_row(str(one["ranks"]), *found)
     console.print(table)
     _store(json_file, "headers", rounds, figures)
+    return 0
+
+
+@bench.command()
+def trace(
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of steps for each way.")] = 24,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+) -> int:
+    """What a trace adds to a step: a prefill of 512 rows a rank, and a decode of one; 2 and 4 ranks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, ways = Console(), {"ids": "without --trace", "trace": "--trace", "values": "--trace-values"}
+    figures = _measure(console, "moe_course.bench.trace_ranks", rounds)
+    table = Table(
+        title=f"what is added to a step that nobody records ({rounds} rounds, in turns)", title_justify="left"
+    )
+    for name in ("ranks", "step", "bare", *(f"{name}, {of}" for name in ways.values() for of in ("fastest", "median"))):
+        table.add_column(name, justify="right")
+    for one in figures:
+        added = [f"{one[f'{way}_adds_{of}']:+.1%}" for way in ways for of in ("fastest", "median")]
+        table.add_row(str(one["ranks"]), one["step"], f"{one['bare_ms']:.2f} ms", *added)
+    console.print(table)
+    console.print(f"aim for --trace: at most {TRACE_LIMIT:.0%}; for a run without it: nothing", highlight=False)
+    _store(json_file, "trace", rounds, figures)
     return 0
 
 

@@ -52,7 +52,7 @@ class Recorder:
         self.outputs: list[torch.Tensor] = []
         self.computed: list[Computed] = []  # what the experts of this rank worked on
         self._token_ids, self._places = torch.empty(0, dtype=torch.int64), []
-        self._step = 0
+        self._step, self._hooks = 0, []
         self._columns: dict[str, torch.Tensor] | None = None
 
     def on_pass(self, step: int, token_ids: torch.Tensor, places: list[tuple[int, int]]) -> None:
@@ -67,9 +67,13 @@ class Recorder:
         def stamp(*called: Any) -> None:
             self.clock.end(self._step, OUTSIDE, OTHER)
 
-        for block in model.blocks:
-            block.layer.register_forward_pre_hook(stamp)
-        model.shell.register_forward_hook(stamp)
+        self._hooks = [block.layer.register_forward_pre_hook(stamp) for block in model.blocks]
+        self._hooks.append(model.shell.register_forward_hook(stamp))
+
+    def unwatch(self) -> None:
+        """Take the stamps of `watch` away again."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def __call__(self, stage: str, layer: MoELayer, **tensors: Any) -> None:
         if self.trace:
