@@ -75,7 +75,7 @@ class Trace:
         found = self._rank(rank)
         if not self.meta["values"]:
             raise TraceError(
-                f"rank {rank}: contributions and outputs were not recorded; record the run with --trace-values, and with "
+                f"rank {rank}: contributions and outputs were not recorded; record the run with --trace-values and "
                 "the package's own dispatch: another one does not say where it puts rows"
             )
         return {name: found[name] for name in (*VALUES, *OUTPUTS)}
