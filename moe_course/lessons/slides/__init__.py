@@ -16,8 +16,8 @@ How a deck is written:
 * Each ends with `Note: 3 min.` and what to say.
 * A number that was measured is written with the output it comes from: `[82](nb:00 "sent by rank 1: #")` means that
   the stored outputs of notebook 00 hold "sent by rank 1: " and a number, and that it is 82. `#` stands for a number,
-  `…` for anything in the same line. Without `#` the text must occur as it is. When a notebook changes, the
-  build and a test say which slide is wrong.
+  `…` for anything in the same line, a blank for any number of blanks. Without `#` the text must occur as it is. When a
+  notebook changes, the build and a test say which slide is wrong.
 * `<div class="player" data-run="four_ranks"></div>` plays the run in `slides/data/four_ranks.json`.
 
 Only people who teach need this: the course itself never imports it.

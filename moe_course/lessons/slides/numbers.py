@@ -34,7 +34,8 @@ def _span(match: re.Match, notebooks: Path, where: str) -> str:
 def find(output: str, text: str, where: str, notebook: str) -> list[str]:
     """The numbers at the `#` of `output` in `text`; all places that fit must say the same."""
     parts = {"#": f"({NUMBER})", "…": ".*?"}
-    pattern = "".join(parts.get(part, re.escape(part)) for part in re.split("([#…])", output))
+    pieces = [piece for piece in re.split("([#…]| +)", output) if piece]
+    pattern = "".join(" +" if piece.isspace() else parts.get(piece, re.escape(piece)) for piece in pieces)
     found = {match.groups() for match in re.finditer(pattern, text)}
     if not found:
         raise SlidesError(
