@@ -1,4 +1,4 @@
-"""The command line: `moe-course run`, `plan`, `replay`, `backends`, `bench`, `drill` and `doctor`.
+"""The command line: `moe-course run`, `report`, `plan`, `replay`, `backends`, `bench`, `drill` and `doctor`.
 
 Flags are vLLM's where vLLM has them. Errors are one line on stderr. Exit codes: 2 usage, 3 verification failed,
 4 mismatch between ranks, 5 lost rank or time-out, 130 Ctrl-C.
@@ -16,6 +16,7 @@ from moe_course.cost.replay_command import replay
 from moe_course.drills.command import drill
 from moe_course.errors import MoECourseError
 from moe_course.planner.command import plan
+from moe_course.report_cli import report
 from moe_course.run_cli import run
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.add_typer(bench, name="bench")
 app.command()(plan)
 app.command()(replay)
 app.command()(backends)
+app.command()(report)
 
 
 @app.command()

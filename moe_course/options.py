@@ -29,6 +29,10 @@ DEFAULT_PROMPTS = (
 DEFAULT_RANKS = 4  # on a machine without GPUs
 
 
+#: A report is made from a trace, and ranks that nobody here starts need a folder for it that all of them can see.
+NO_FOLDER = "--report needs --trace DIR here: a folder that the ranks of all machines can write to"
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """The options of `moe-course run`. Sizes and switches of None are worked out, see `flags.parallel_config`.
@@ -64,6 +68,7 @@ class RunOptions:
     check: bool = False
     trace: Path | None = None
     trace_values: bool = False
+    report: Path | None = None
     stages: Path | None = None  # folder with stages of your own
     json_file: Path | None = None
     timeout: float = 60.0
@@ -148,12 +153,15 @@ class RunOptions:
     def _check_trace(self, parallel: ParallelConfig) -> None:
         if self.trace_values and self.trace is None:
             raise ConfigError("--trace-values needs --trace DIR")
-        if self.trace is not None and not parallel.enable_expert_parallel and parallel.world_size > 1:
+        if self.report is not None and self.trace is None and started_by_torchrun():
+            raise ConfigError(NO_FOLDER)
+        traced = "--report" if self.trace is None else "--trace"
+        if (self.trace or self.report) and not parallel.enable_expert_parallel and parallel.world_size > 1:
             raise ConfigError(
-                "--trace needs expert parallelism: without it every rank holds a slice of each expert, and a route "
+                f"{traced} needs expert parallelism: without it every rank holds a slice of each expert, and a route "
                 "has no owner; add --enable-expert-parallel"
             )
-        for name, path in (("--json", self.json_file), ("--trace", self.trace)):
+        for name, path in (("--json", self.json_file), ("--trace", self.trace), ("--report", self.report)):
             if path is not None and not path.parent.is_dir():
                 raise ConfigError(f"{name} {path}: folder {path.parent} does not exist")
             if path is not None and not os.access(path if path.is_dir() else path.parent, os.W_OK):

@@ -10,6 +10,8 @@ from typing import Any
 from moe_course.errors import ConfigError
 
 SCHEMA = "moe_course.run/1"
+#: The JSON of a run in the folder of its trace.
+RESULT_FILE = "run.json"
 
 
 def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[dict, Any]:

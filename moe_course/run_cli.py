@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +14,9 @@ from typing import Annotated
 import typer
 
 from moe_course.config import MoEConfig
-from moe_course.errors import MoECourseError
+from moe_course.errors import ConfigError, MoECourseError
 from moe_course.nodes import Nodes, slurm_nodes
-from moe_course.options import DEFAULT_PROMPTS, TINY, RunOptions, read_prompts, started_by_torchrun
+from moe_course.options import DEFAULT_PROMPTS, NO_FOLDER, TINY, RunOptions, read_prompts, started_by_torchrun
 from moe_course.run_flags import (
     BackendFlag,
     CombineDtypeFlag,
@@ -99,6 +101,10 @@ def run(
     trace_values: Annotated[
         bool, typer.Option("--trace-values/--no-trace-values", help="Also store contributions and outputs.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="File for a page of the run (.html): text, player, timeline, load, bytes against the bound."),
+    ] = None,
     stages: Annotated[
         Path | None, typer.Option(help="Folder with stages of your own, e.g. my_moe; the rest is the package's.")
     ] = None,
@@ -131,6 +137,7 @@ def run(
     \b
     moe-course run --check --prompt "def add(a, b):"
     moe-course run --world-size 3 --prompts-file prompts.jsonl --json out.json --trace trace/
+    moe-course run --check --report run.html
     moe-course run -tp 2 -dp 2 --enable-expert-parallel --check
     torchrun --standalone --nproc-per-node 2 -m moe_course.run --check
     """
@@ -165,6 +172,7 @@ def run(
         check=check,
         trace=trace,
         trace_values=trace_values,
+        report=report,
         stages=stages,
         json_file=json_file,
         timeout=timeout,
@@ -213,13 +221,15 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
         where = f"{nodes.master_addr}:{nodes.master_port}"
         console.print(f"node {nodes.node_rank} of {nodes.nnodes}, waiting for all of them to come to {where}")
     try:
-        with display:
-            ended = launch(argv, world_size, display.on_event, options.time_limit, nodes=nodes)
+        with _trace_of_report(options, nodes) as traced, display:
+            ended = launch([*argv, *traced], world_size, display.on_event, options.time_limit, nodes=nodes)
     except KeyboardInterrupt:
         print("error: interrupted, all ranks were ended", file=sys.stderr)
         return 130
     if ended.result is not None:
         print_result(ended.result, console, options.timings)
+        if options.report is not None and options.report.exists():
+            console.print(f"report     {options.report}: open it in a browser", soft_wrap=True)
     elif nodes.node_rank and not ended.error:
         console.print("the ranks of this node are done; texts, figures and verdict are on node 0")
     if ended.error:
@@ -229,6 +239,18 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
         if ended.result is None:
             _write_failure(options, ended.error)
     return ended.returncode
+
+
+@contextlib.contextmanager
+def _trace_of_report(options: RunOptions, nodes: Nodes) -> Iterator[list[str]]:
+    """Where a report is asked for and no trace, a folder for one that goes when the run is over: as arguments."""
+    if options.report is None or options.trace is not None:
+        yield []
+        return
+    if nodes.nnodes > 1:
+        raise ConfigError(NO_FOLDER)
+    with tempfile.TemporaryDirectory(prefix="moe-course-", ignore_cleanup_errors=True) as folder:
+        yield [f"--trace={Path(folder) / 'trace'}"]
 
 
 def _write_failure(options: RunOptions, error: str) -> None:

@@ -10,7 +10,7 @@ from moe_course.backends.capabilities import current_name
 from moe_course.options import RunOptions
 
 #: Options that say where results go, or how the run is watched: another run of the same rows may choose its own.
-_NOT_KEPT = {"trace", "trace_values", "json_file", "timings", "timeout", "warn_after", "time_limit", "check"}
+_NOT_KEPT = {"trace", "trace_values", "report", "json_file", "timings", "timeout", "warn_after", "time_limit", "check"}
 
 
 def describe(job, everybody: list[dict], exact: bool) -> dict:
