@@ -168,9 +168,9 @@ def test_names_of_earlier_cells_never_matter(text, earlier, says):
     [
         "def f(rows: 'Tensor', factor: Anything) -> Whatever: return rows * factor",
         "@torch.no_grad()\ndef f(rows, factor): return rows * factor",
-        "def f(rows, factor, extra=torch.ones(1).long()):\n    import sys\n    return rows * factor * extra * int(math.e - 1)",
+        "def f(rows, factor, extra=torch.ones(1).long()):\n    import math\n    return rows * factor * extra",
         "def f(rows, factor):\n    def times(x):\n        return x * factor\n    return times(rows)",
-        "def f(rows, factor):\n    x = [row * factor for row in rows]\n    return torch.stack(x) if x else F.relu(rows)",
+        "def f(rows, factor):\n    x = [row * factor for row in rows]\n    return torch.stack(x) if x else rows",
         "def f(*args):\n    rows, factor = args\n    return rows * factor",
     ],
 )

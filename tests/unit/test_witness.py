@@ -1,0 +1,160 @@
+"""Own stages next to the package's: silent about right ones on every backend, and every wrong one is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from layer_cases import make_config, make_weights
+from own_stage_texts import ALL, COMBINED, COMPUTED, GATHERED, MAPPED, ROUTED
+
+from moe_course.backends import BACKENDS
+from moe_course.backends.configure import configure
+from moe_course.comm.ledger import Ledger
+from moe_course.comm.sim import run_threads
+from moe_course.errors import ConfigError, ExchangeMismatch, StageFailed, VerificationFailed
+from moe_course.expert_map import make_placement
+from moe_course.guard.canary import canary
+from moe_course.guard.known_layer import KnownLayer
+from moe_course.guard.witness import Witness
+from moe_course.layer import MoELayer
+from moe_course.options import RunOptions
+from moe_course.own_stages import load_own_stages, stages_for
+from moe_course.stages import Stages
+
+RANKS, EXPERTS = 2, 6
+SHAPES = [name for name in BACKENDS if name != "no_dp_ep"]
+
+
+def run(folder, files: dict[str, str], backend: str = "allgather_reducescatter", steps=(0, 1), **compare):
+    """Known pass, then passes over real rows; each rank's outputs and what its ledger counted in them."""
+    own = None
+    if files:
+        folder.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (folder / f"{name}.py").write_text(text)
+        own = load_own_stages(folder)
+    config = make_config(EXPERTS, 2, 16, 24)
+    weights, placement = make_weights(config, torch.float32), make_placement(RANKS, EXPERTS)
+
+    def on_rank(comm):
+        shape, stages = configure(backend), Stages()
+        compare_in = {"known_pass": True, "real_passes": True} | compare
+        if own is not None:
+            known = shape.exact(KnownLayer(placement, 1, RANKS, True).stride)
+            stages = Witness(own, comm, backend, shape, known, Stages(), torch.device("cpu"), **compare_in).stages()
+        layer = MoELayer(
+            config, placement, comm, shape, gate_weight=weights.gate, bias=weights.bias, shared=weights.shared,
+            stages=stages, layer=4, **weights.of(placement, comm.rank),
+        )  # fmt: skip
+        canary(layer)
+        comm.ledger = Ledger()
+        generator = torch.Generator().manual_seed(comm.rank)
+        outputs = []
+        for step in steps:
+            comm.step = step
+            rows = torch.randn(3 * comm.rank + step, 16, generator=generator)  # rank 0 begins without rows
+            outputs.append(layer.forward(rows))
+        return outputs, [
+            row for row in comm.ledger.as_rows() if row["op"] != "window"
+        ]  # opened once, by the first user
+
+    return run_threads(RANKS, on_rank, timeout=20)
+
+
+@pytest.mark.parametrize("backend", SHAPES)
+def test_right_stages_are_not_disturbed_on_any_backend(tmp_path, backend):
+    """Same rows, same bill, and the package's own functions count as yours."""
+    theirs = {
+        name: f"from moe_course.backends.{backend} import {name} as theirs\n\n\n"
+        f"def {name}(*args, **keywords):\n    return theirs(*args, **keywords)\n"
+        for name in ("dispatch", "combine")
+    }
+    plain = run(tmp_path / "no", {}, backend)
+    for files in (theirs, {"dispatch": theirs["dispatch"]}, {"combine": theirs["combine"]}):
+        found = run(tmp_path / "-".join(files), files, backend)
+        for (outputs, bill), (expected, expected_bill) in zip(found, plain, strict=True):
+            assert all(map(torch.equal, outputs, expected)) and bill == expected_bill
+
+
+def test_right_stages_written_another_way_pass(tmp_path):
+    for (outputs, _), (expected, _) in zip(run(tmp_path / "my", ALL), run(tmp_path / "no", {}), strict=True):
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(outputs, expected, strict=True))
+
+
+FACTOR = ("= gathered.rows,", "= gathered.rows * {},")
+WRONG = {
+    "foreign ids": ("dispatch", GATHERED, "here & ", "", "the known pass before generation: topk_ids["),
+    "local ids": ("dispatch", GATHERED, "ids, -1)", "placement.local[ids.long()].int(), -1)", "topk_ids["),
+    "a row lost": ("dispatch", GATHERED, "gathered.rows,", "gathered.rows[:-1],", "hidden_states is ["),
+    "rows upside down": ("dispatch", GATHERED, "gathered.rows,", "gathered.rows.flip(0),", "hidden_states["),
+    "weights of one": ("dispatch", GATHERED, "ids, weights,", "ids, weights * 0 + 1,", "topk_weights["),
+    "handle": ("dispatch", GATHERED, "tuple(gathered.counts)", "gathered.counts[::-1]", "handle[0] is "),
+    "no handle": ("dispatch", GATHERED, "tuple(gathered.counts)", "None", "handle is None, expected a list"),
+    "layout": ("dispatch", GATHERED, '"rows"', '"routes"', "layout is 'routes', expected 'rows'"),
+    "a tuple": ("dispatch", GATHERED, "return Dispatched(", "return (", "it returned a tuple, expected a Dispatched"),
+    "in place": ("dispatch", GATHERED, "    here", "    hidden_states += 1\n    here", "changes its input hid"),
+    "on rank 1": ("dispatch", GATHERED, FACTOR[0], FACTOR[1].format("(1 + comm.rank)"), "rank 1: your dispatch"),
+    "later": ("dispatch", GATHERED, FACTOR[0], FACTOR[1].format("(1 + (comm.step == 1))"), "step 1: hidden_states["),
+    "not added": ("combine", COMBINED, "sum(parts[1:], parts[0].clone())", "parts[0]", "its result["),
+    "order lost": ("combine", COMBINED, "parts[0].clone())", "parts[0].clone()).flip(0)", "its result["),
+    "not weighted": ("experts", COMPUTED, "dispatched.topk_weights[row, k] *", "", "its result["),
+    "halves swapped": ("experts", COMPUTED, "F.silu(gate) * up", "F.silu(up) * gate", "its result["),
+    "bias weighs": ("route", ROUTED, "scores.gather", "(scores + bias).gather", "step 0: topk_weights (in the order"),
+    "no bias": ("route", ROUTED, "(scores + bias)", "scores", "topk_ids (each row sorted)["),
+    "int64": ("route", ROUTED, "ids.int()", "ids", "topk_ids is [0, 2] int64, expected [0, 2] int32"),
+    "one too low": ("expert_map", MAPPED, "= torch.arange(", "= 1 + torch.arange(", "for EP rank 0 of 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_wrong_stage_is_named_with_its_file(tmp_path, which):
+    name, right, old, new, says = WRONG[which]
+    assert old in right
+    with pytest.raises(VerificationFailed) as caught:
+        run(tmp_path / "my", {name: right.replace(old, new)})
+    message = str(caught.value)
+    assert f"your {name} ({tmp_path / 'my' / name}.py) differs from the package's" in message and says in message
+    assert message.endswith("repair it, or move the file away to run the package's")
+
+
+def test_the_backend_is_named_when_a_dispatch_was_written_for_another(tmp_path):
+    with pytest.raises(VerificationFailed, match=r"your dispatch \(.*\(backend high_throughput\)"):
+        run(tmp_path / "my", {"dispatch": GATHERED}, "high_throughput")
+
+
+def test_an_error_keeps_the_line_and_one_of_the_package_its_kind(tmp_path):
+    broken = GATHERED.replace("    weights, ids = gathered.metadata\n", "    raise ValueError('no idea')\n")
+    with pytest.raises(StageFailed, match=r"your dispatch \(.*dispatch\.py, line 7\) raised ValueError: no idea; rep"):
+        run(tmp_path / "a", {"dispatch": broken})
+    odd = GATHERED.replace("    gathered =", "    if comm.rank:\n        comm.barrier()\n    gathered =", 1)
+    with pytest.raises(ExchangeMismatch) as caught:
+        run(tmp_path / "b", {"dispatch": odd})
+    assert f"in your dispatch ({tmp_path / 'b' / 'dispatch.py'}, line 8)" in caught.value.__cause__.__notes__
+
+
+def test_nothing_is_compared_where_nobody_asked(tmp_path):
+    doubled = ROUTED.replace("weights / weights", "2 * weights / weights")
+    run(tmp_path / "my", {"route": doubled}, real_passes=False)
+    run(tmp_path / "my", {"route": doubled}, steps=(2, 3))
+
+
+def test_what_only_the_package_does_is_refused(tmp_path):
+    folder = tmp_path / "my"
+    folder.mkdir()
+    for flag, name, options in (
+        ("--static-shapes", "experts", {"static_shapes": True}),
+        ("--dispatch-quant fp8_group", "dispatch", {"dispatch_quant": "fp8_group"}),
+        ("--combine-dtype bfloat16", "combine", {"combine_dtype": "bfloat16"}),
+        ("--reduce-in-node", "combine", {"reduce_in_node": True}),
+    ):
+        file = folder / f"{name}.py"
+        file.write_text(f"def {name}(): pass\n")
+        with pytest.raises(ConfigError, match=f"{flag} is done by the package's {name}, and --stages brings its own"):
+            stages_for(RunOptions(stages=folder, **options))
+        assert stages_for(RunOptions(stages=folder)).files == {name: file}
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"my has no stage in it; a stage is a file of one of the names route, exp"):
+        stages_for(RunOptions(stages=folder))
+    with pytest.raises(ConfigError, match=r"elsewhere does not exist"):
+        stages_for(RunOptions(stages=tmp_path / "elsewhere"))
+    assert stages_for(RunOptions()) is None
