@@ -24,7 +24,7 @@ SECTIONS = {
     "Go Deeper": 1,
 }
 #: Items whose notebook does not exist yet. Lower it with every notebook that is written.
-NOT_WRITTEN = 52
+NOT_WRITTEN = 46
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ ITEMS = (
     Item("The Core Idea", _01, "note:core-idea"),
     Item("Symbol Map", _01, "note:symbol-E"),
     Item("What This Buys You", _01, "note:buys-memory"),
-    Item("Deep Dive", _02, "note:deep-dive-2"),
-    Item("Symbol Map", _02, "note:symbol-K"),
-    Item("Symbol Map", _02, "note:symbol-topk_ids"),
-    Item("Symbol Map", _02, "note:symbol-topk_weights"),
-    Item("Putting It Together", _02, "note:step-1"),
-    Item("Putting It Together", _02, "note:step-2"),
+    Item("Deep Dive", _02, "note:deep-dive-2", ("`select_experts`", "**global**", "12 and 139"), written=True),
+    Item("Symbol Map", _02, "note:symbol-K", ("`K`",), written=True),
+    Item("Symbol Map", _02, "note:symbol-topk_ids", ("`topk_ids`", "global ids"), written=True),
+    Item("Symbol Map", _02, "note:symbol-topk_weights", ("`topk_weights`",), written=True),
+    Item("Putting It Together", _02, "note:step-1", ("| 1 |", "logit"), written=True),
+    Item("Putting It Together", _02, "note:step-2", ("| 2 |", "`topk_ids`", "`topk_weights`"), written=True),
     Item("GLM-5.1 Enters a Shared MoE Shell", _03, "note:shell"),
     Item("Deep Dive", _03, "note:deep-dive-4"),
     Item("Symbol Map", _03, "note:symbol-w1-w2"),
