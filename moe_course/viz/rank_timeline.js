@@ -4,7 +4,7 @@ function mount(root, data, opts = {}) {
   const spans = data.spans;
   const bounds = { run: extent(data, spansOf(data, null)), passes: data.passes.map((pass) => extent(data, spansOf(data, pass.step))) };
   const state = { step: null, rank: 0, layer: null, stage: null };
-  let [selected, zoom, boxes, passBoxes] = [0, 0, [], []];
+  let [selected, zoom, boxes, passBoxes, drawn] = [0, 0, [], [], ""];
 
   const stepName = (step) => (step === null ? "whole" : String(step));
   const picker = h("select", { onchange: () => change({ step: picker.value === "whole" ? null : Number(picker.value) }) },
@@ -73,6 +73,8 @@ function mount(root, data, opts = {}) {
     pen.textBaseline = "middle";
     passBoxes = drawPasses(pen, data, bounds, at, state.step, colours);
     boxes = drawLanes(pen, { data, indices: spansOf(data, state.step), shown, selected, rank: state.rank }, at, colours);
+    if (colours.background === drawn) return; // the legend changes with the theme alone
+    drawn = colours.background;
     for (const { name, canvas } of swatches) {
       const ink = crisp(canvas, 26, 20);
       ink.textBaseline = "middle";

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moe_course.errors import TraceError
+from moe_course.trace.schema import STAGES
 from moe_course.viz.picture import Picture
 
 if TYPE_CHECKING:
     from moe_course.trace.trace import Trace
-
-#: Indices of `span_stage` in a trace; the last is all that lies between the sparse layers.
-STAGES = ("route", "dispatch", "experts", "combine", "other")
 
 
 class RankTimeline(Picture):

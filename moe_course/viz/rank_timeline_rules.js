@@ -3,10 +3,16 @@
 const milliseconds = (ns) => (ns >= 1e6 ? `${(ns / 1e6).toFixed(1)} ms` : `${(ns / 1e6).toFixed(3)} ms`);
 const largest = (values) => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);
 
+const INDEX = new WeakMap(); // data -> step -> indices, looked up at every move
+
 // Indices of the spans of one step, or of all for null; in the order of rank and time.
 function spansOf(data, step) {
-  const all = data.spans.rank.map((_, i) => i);
-  return step === null ? all : all.filter((i) => data.spans.step[i] === step);
+  if (!INDEX.has(data)) {
+    const found = new Map([[null, data.spans.rank.map((_, i) => i)], ...data.passes.map((pass) => [pass.step, []])]);
+    data.spans.step.forEach((of, i) => found.get(of).push(i));
+    INDEX.set(data, found);
+  }
+  return INDEX.get(data).get(step) ?? [];
 }
 
 // From when to when, in ns, something happens in these spans.
@@ -32,12 +38,13 @@ function totals(data, indices) {
 
 // How long a pass took, in ns: on the rank where it took longest, so that clocks need not compare.
 function passTime(data, pass) {
-  const indices = spansOf(data, pass.step);
-  const times = Array.from({ length: data.ranks }, (_, rank) => {
-    const mine = indices.filter((i) => data.spans.rank[i] === rank);
-    const [from, to] = extent(data, mine);
-    return mine.length ? to - from : 0;
-  });
+  const { rank, begin, time } = data.spans;
+  const from = new Array(data.ranks).fill(Infinity);
+  const times = new Array(data.ranks).fill(0);
+  for (const i of spansOf(data, pass.step)) {
+    from[rank[i]] = Math.min(from[rank[i]], begin[i]);
+    times[rank[i]] = Math.max(times[rank[i]], begin[i] + time[i] - from[rank[i]]);
+  }
   return Math.max(...times);
 }
 

@@ -8,8 +8,9 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from moe_course.trace.schema import STAGES
 from moe_course.viz.picture import png
-from moe_course.viz.rank_timeline import STAGES, findings, longest_pass
+from moe_course.viz.rank_timeline import findings, longest_pass
 
 #: Colour (none of a rank) and height of a stage's bars, repeated in rank_timeline_draw.js; a test compares.
 LOOKS = {

@@ -16,7 +16,7 @@ function mount(root, data, opts = {}) {
   const widest = Math.max(...plain.map((row) => total(row.weights)));
   const locked = data.n_group > 1 && size < 2 && !data.bias; // such a group has no two best: the router refuses a bias
 
-  const expert = h("input", { type: "number", min: 0, max: E - 1, step: 1, oninput: () => expert.value !== "" && change({ expert: Number(expert.value) }) });
+  const expert = h("input", { type: "number", min: 0, max: E - 1, step: 1, oninput: () => expert.value !== "" && change({ expert: Number(expert.value) }), onchange: () => { expert.value = state.expert; } });
   const bias = h("input", { type: "range", min: -reach, max: reach, step: reach / 100, disabled: locked, oninput: () => change({ bias: Number(bias.value) }) });
   const amount = h("output");
   const reset = h("button", { type: "button", onclick: () => change({ bias: 0 }) }, "no bias");

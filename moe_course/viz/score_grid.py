@@ -72,9 +72,7 @@ class ScoreGrid(Picture):
         picture = cls(data=data)
         picture._logits, picture._bias = router_logits.detach().cpu(), bias
         picture._rules = {"top_k": top_k, "scoring_func": scoring_func, **rules}
-        wanted = Counter(picture.chosen()[1].flatten().tolist())
-        most = min(wanted, key=lambda expert: (-wanted[expert], expert))
-        picture.state = {"expert": most, "bias": 0.0, "token": 0}
+        picture.state = {"expert": picture.most_wanted()[0], "bias": 0.0, "token": 0}
         return picture
 
     def bias(self) -> torch.Tensor | None:
@@ -90,6 +88,11 @@ class ScoreGrid(Picture):
         """`topk_weights [T, K]` fp32 and `topk_ids [T, K]` int32 as the router gives them for what is shown now."""
         return grouped_topk(self._logits, e_score_correction_bias=self.bias(), **self._rules)
 
+    def most_wanted(self) -> tuple[int, int]:
+        """The expert that most tokens chose, the lowest of equals, and how many they are."""
+        count = Counter(self.chosen()[1].flatten().tolist())
+        return min(count.items(), key=lambda entry: (-entry[1], entry[0]))
+
     def kept(self) -> torch.Tensor:
         """`[T, E]` bool: is the expert in one of the groups that the row kept?"""
         experts = self._logits.shape[1]
@@ -103,15 +106,13 @@ class ScoreGrid(Picture):
         return scores if bias is None else scores + bias
 
     def text(self) -> str:
-        weights, ids = self.chosen()
-        (tokens, experts), sums = self._logits.shape, weights.sum(dim=1)
+        (tokens, experts), sums = self._logits.shape, self.chosen()[0].sum(dim=1)
         low, high = f"{sums.min().item():.3f}", f"{sums.max().item():.3f}"
-        count = Counter(ids.flatten().tolist())
-        most = min(count, key=lambda expert: (-count[expert], expert))
+        most, takers = self.most_wanted()
         line = (
             f"ScoreGrid: {_count(tokens, 'token')} × {experts} experts, {self._rules['top_k']} chosen each, "
             f"weights of each token add up to {low if low == high else f'{low} to {high}'}; "
-            f"most wanted: expert {most} ({_count(count[most], 'token')})"
+            f"most wanted: expert {most} ({_count(takers, 'token')})"
         )
         extra = float(self.state.get("bias", 0.0))
         return f"{line}; expert {self.state['expert']} with {extra:+.2f} of bias" if extra else line

@@ -2,16 +2,13 @@
 
 const CIVIDIS = ["#00224e", "#002e6a", "#1a386f", "#32436d", "#434e6c", "#535a6d", "#61656f", "#6f7073", "#7d7c78",
   "#8c8878", "#9b9476", "#aba072", "#bcae6c", "#cdbb63", "#dec958", "#f0d846", "#fee838"];
+const HEAT = CIVIDIS.map((colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)));
 
 // Colour of x in 0..1, as [red, green, blue].
 function cividis(x) {
   const place = Math.min(Math.max(x, 0), 1) * (CIVIDIS.length - 1);
   const low = Math.min(Math.floor(place), CIVIDIS.length - 2);
-  const channel = (colour, i) => parseInt(colour.slice(1 + 2 * i, 3 + 2 * i), 16);
-  return [0, 1, 2].map((i) => {
-    const from = channel(CIVIDIS[low], i);
-    return Math.round(from + (channel(CIVIDIS[low + 1], i) - from) * (place - low));
-  });
+  return HEAT[low].map((from, channel) => Math.round(from + (HEAT[low + 1][channel] - from) * (place - low)));
 }
 
 // Indices of the k largest, descending, ties to the lowest index: JavaScript's sort is stable.

@@ -43,11 +43,11 @@ def in_node(tmp_path, module: str, expression: str, value):
 # -- ScoreGrid ---------------------------------------------------------------------------------------------------------
 
 
-def make_grid(experts=16, tokens=5, seed=0, biased=True, coarse=False, **rules):
+def make_grid(experts=16, tokens=5, seed=0, biased=True, coarse=False, lower=0.0, **rules):
     """A grid of random logits; coarse ones have many ties."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(tokens, experts, generator=generator)
-    bias = torch.randn(experts, generator=generator) / 10 if biased else None
+    bias = torch.randn(experts, generator=generator) / 10 - lower if biased else None
     if coarse:
         logits, bias = logits.round(), None if bias is None else (bias * 4).round() / 4
     return score_grid(logits, e_score_correction_bias=bias, **({"top_k": 4, "routed_scaling_factor": 2.5} | rules))
@@ -61,6 +61,7 @@ CASES = [
     for rules in (
         {},
         {"n_group": 4, "topk_group": 2},
+        {"n_group": 4, "topk_group": 1, "lower": 0.6},
         {"experts": 256, "top_k": 8, "n_group": 8, "topk_group": 4},
         {"experts": 8, "top_k": 2, "scoring_func": "softmax", "norm_topk_prob": False},
         {"experts": 60, "top_k": 6, "n_group": 3, "topk_group": 1, "scoring_func": "softmax"},
@@ -98,7 +99,7 @@ def test_the_cases_would_show_each_usual_mistake():
     ]
     kept = [grid.kept().view(*grid.choice().shape[:1], grid.data["n_group"], -1)[..., 0] for grid in grouped]
     assert any(not row.gather(1, index).all() for row, index in zip(kept, best, strict=True))
-    assert any((grid.choice() < 0).any() for grid in CASES)
+    assert any((grid.choice().gather(1, grid.chosen()[1].long()) < 0).any() for grid in grouped)
 
 
 @needs_node
