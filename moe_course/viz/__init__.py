@@ -5,6 +5,8 @@ Importing this loads neither anywidget nor matplotlib; calling one of the functi
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,3 +39,14 @@ def rank_timeline(trace: Any, **options: Any) -> Picture:
     from moe_course.viz.rank_timeline import RankTimeline
 
     return RankTimeline.of(trace, **options)
+
+
+class _Package(ModuleType):
+    """Keeps the functions above: the import of `viz/ribbon.py` would put that module in the place of `ribbon`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and callable(vars(self).get(name))):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moe_course.errors import ConfigError, TraceError
-from moe_course.viz.flow_wire import placement_of, wire_of
+from moe_course.viz.flow_wire import group_of, placement_of, wire_of
 
 if TYPE_CHECKING:
     from moe_course.trace import Trace
@@ -89,24 +89,30 @@ def _passes(columns: dict[str, torch.Tensor], keep: torch.Tensor) -> Iterator[di
 
 def _one_pass(meta: dict, placement: Any, texts: _Texts, routes: dict[str, torch.Tensor]) -> dict:
     step, layer = int(routes["step"][0]), int(routes["layer"][0])
-    rows = torch.stack([routes["source_rank"], routes["row"]], dim=1)  # [n, 2]
-    _, token, counts = torch.unique_consecutive(rows, dim=0, return_inverse=True, return_counts=True)
-    first = counts.cumsum(0) - counts
+    places = list(zip(*(routes[name].tolist() for name in ("source_rank", "row", "prompt", "position")), strict=True))
+    held = sorted({place for place in places for place in _everywhere(meta, place)})
+    index = {place: number for number, place in enumerate(held)}
     named = {"owner": "owner_rank", "via": "via_rank"}
     columns = {name: routes[named.get(name, name)].tolist() for name in _COLUMNS}
     columns["weight"] = [round(weight, 4) for weight in columns["weight"]]
-    where = zip(*(routes[name][first].tolist() for name in ("source_rank", "row", "prompt", "position")), strict=True)
     return {
         "step": step,
         "layer": layer,
         "phase": "prefill" if step < meta["prefill_passes"] else "decode",
         "tokens": [
             {"rank": rank, "row": row, "text": texts.of(prompt, position), "prompt": prompt, "position": position}
-            for rank, row, prompt, position in where
+            for rank, row, prompt, position in held
         ],
-        "routes": {"token": token.tolist()} | columns,
+        "routes": {"token": [index[place] for place in places]} | columns,
         "wire": wire_of(meta, placement, _ids_per_rank(meta, routes)),
     }
+
+
+def _everywhere(meta: dict, place: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The row on all ranks that share it; a rank that owns none of its experts has recorded no route of it."""
+    rank, *rest = place
+    kind = meta["plan"].get("reduce_group")
+    return [(peer, *rest) for peer in (group_of(meta, kind, rank) if kind else [rank])]
 
 
 def _ids_per_rank(meta: dict, routes: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -22,6 +22,16 @@ def placement_of(meta: dict) -> Placement:
     return make_placement(plan["ep_size"], meta["experts"], plan["placement"], "as traced", nodes)
 
 
+def groups_of(meta: dict) -> dict[str, list[list[int]]]:
+    """All groups of the run's ranks, by kind."""
+    return rank_groups(meta["world_size"], **{axis: meta["plan"].get(axis, 1) for axis in ("dp", "pp", "pcp", "tp")})
+
+
+def group_of(meta: dict, kind: str, rank: int) -> list[int]:
+    """The ranks of a rank's group."""
+    return next(group for group in groups_of(meta)[kind] if rank in group)
+
+
 def wire_of(meta: dict, placement: Placement, ids: list[torch.Tensor]) -> dict[str, list[list[int]]]:
     """What travels both ways for the routing of one pass.
 
@@ -33,7 +43,7 @@ def wire_of(meta: dict, placement: Placement, ids: list[torch.Tensor]) -> dict[s
         those of the rows; an empty place of a padded buffer costs as much as a row, where the transport sends it.
     """
     plan, sizes, shape = meta["plan"], meta["sizes"], meta["shape"]
-    groups = rank_groups(meta["world_size"], **{axis: plan.get(axis, 1) for axis in ("dp", "pp", "pcp", "tp")})
+    groups = groups_of(meta)
     found: dict[str, list[list[int]]] = {"dispatch": [], "combine": []}
     if plan.get("dispatch_group", "ep") is not None:
         module = BACKENDS[shape]

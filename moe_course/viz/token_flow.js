@@ -63,7 +63,6 @@ function mount(root, data, opts = {}) {
     const pass = passOf(state.step, state.layer) ?? data.passes.find((one) => one.step === state.step) ?? data.passes[0];
     [state.step, state.layer] = [pass.step, pass.layer];
     model = readPass(data, pass);
-    data.passSlots = (i) => [pass.routes.send_row[i], pass.routes.receive_row[i]];
     if (state.token !== null && !(state.token in model.tokens)) state.token = null;
     if (state.expert !== null && !model.expertLoad[state.expert]) state.expert = null;
     const used = [...model.expertLoad.keys()].filter((e) => model.expertLoad[e] > 0);
@@ -88,15 +87,15 @@ function mount(root, data, opts = {}) {
     const groups = groupsOf(data, model, g, visible);
     const texts = new Map();
     const inkNames = (colour) => (inkOn(colour) === "#ffffff" ? 1 : 0);
-    const heats = Array.from(shownOfExpert, (n) => heat(model.mostOfExpert > 1 ? (n - 1) / (model.mostOfExpert - 1) : 1));
+    let done = null;
     scene = {
-      data, model, g, colours, chosen, chosenMark, shownLoad, shownOfExpert, heats, heatInks: heats.map(inkOn), visible, rank: state.rank, expert: state.expert,
+      data, model, g, colours, chosen, chosenMark, shownLoad, visible, rank: state.rank, expert: state.expert,
       groups, counting: [groups.filter((part) => part.begin >= 1 && part.end <= 1.72), groups.filter((part) => part.begin >= 3.28)],
-      into: new Int32Array(data.ranks), share: new Float32Array(data.ranks), all: new Float32Array(data.ranks), arrived: [0, 0], strips: stripsOf(model, visible), paths: pathsOf(data, model, g, routes), labels: labelsOf(model, g, routes),
+      into: new Int32Array(data.ranks), share: new Float32Array(data.ranks), all: new Float32Array(data.ranks), arrived: [0, 0], lit: litSheet(model, g, shownOfExpert), done: () => (done ??= doneSheet(model, g, visible, chosenMark, chosen.length > 0)), paths: pathsOf(data, model, g, routes), labels: labelsOf(model, g, routes),
       glyphs: model.tokens.length <= 400 ? glyphSheet(model.tokens) : null, dots: { small: dotSheet(data.ranks, DOT, colours), large: dotSheet(data.ranks, GLYPH, colours) },
       inks: Array.from({ length: data.ranks }, (_, r) => inkNames(rankColour(r))), plainInk: inkNames(colours.background),
       there: wireTotals(data, model.pass.wire.dispatch, data.row_bytes), home: wireTotals(data, model.pass.wire.combine, data.partial_bytes),
-      expertNames: data.owner.map((_, e) => String(e)), plainFont: "12px ui-sans-serif, system-ui, sans-serif", boldFont: "bold 12px ui-sans-serif, system-ui, sans-serif",
+      plainFont: "12px ui-sans-serif, system-ui, sans-serif", boldFont: "bold 12px ui-sans-serif, system-ui, sans-serif",
       loadTexts: Array.from(model.load, (n, r) => `${shownLoad[r] === n ? "" : `${whole(shownLoad[r])} of `}${whole(n)}${r === model.busiest ? " ◀ busiest" : ""}`),
       countText: (n) => { if (!texts.has(n)) texts.set(n, counted(n, "row") + " in"); return texts.get(n); },
     };
@@ -131,7 +130,9 @@ function mount(root, data, opts = {}) {
       if (!playing) say(live, spoken);
       if (playing) tell();
     }
-    Object.assign(root.dataset, { step: state.step, layer: state.layer, token: state.token ?? "", playing });
+    for (const [name, value] of [["step", state.step], ["layer", state.layer], ["token", state.token ?? ""], ["playing", playing]]) {
+      if (root.dataset[name] !== String(value)) root.dataset[name] = value;
+    }
   }
 
   function summary(phase) {
@@ -278,7 +279,12 @@ function mount(root, data, opts = {}) {
   known = root.clientWidth;
   sized.observe(root);
   return {
-    set: (wanted) => { pause(); set(wanted); },
+    set(wanted) {
+      const now = this.get(); // an echo of our own change is no news
+      if (Object.keys(wanted).every((name) => !(name in now) || now[name] === wanted[name])) return;
+      pause();
+      set(wanted);
+    },
     get: () => ({ ...state, phase: phaseAt(t) }),
     destroy() {
       pause();

@@ -23,7 +23,7 @@ function routeTable(data, model, routes, withToken) {
       withToken ? [h("td", { class: "mc-mono" }, token.text), rankCell(token.rank), h("td", {}, whole(token.row))] : [],
       h("td", {}, String(model.k[i])), h("td", {}, h("b", {}, String(model.expert[i]))), rankCell(model.owner[i]),
       h("td", {}, h("span", { class: "mc-weight", style: `width:${(40 * model.weight[i]) / widest}px;background:${rankColour(model.owner[i])}` }), model.weight[i].toFixed(3)),
-      h("td", {}, wayOf(data, model, i)), h("td", {}, slot(data.passSlots(i)[0])), h("td", {}, slot(data.passSlots(i)[1])));
+      h("td", {}, wayOf(data, model, i)), h("td", {}, slot(model.pass.routes.send_row[i])), h("td", {}, slot(model.pass.routes.receive_row[i])));
   };
   return h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, routes.map(line)));
 }

@@ -1,6 +1,6 @@
 // Where everything stands, and who moves from where to where when. Worked out once for a pass, a width and a filter.
 
-const MOST_MOVING = 3000; // dots that one group draws at most; all are counted
+const MOST_MOVING = 1500; // dots that one group draws at most; all are counted
 const STAGGER = 0.6; // the last dot starts when this part of its window is over
 
 // The largest tile (width = ratio * height) with which n of them fit into an area.

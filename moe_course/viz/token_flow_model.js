@@ -88,13 +88,11 @@ function travelling(data, model, visible) {
   } else if (data.reduce) {
     const rows = 1 + Math.max(...model.tokens.map((token) => token.row));
     const shown = new Set();
-    each((token) => shown.add(token));
-    for (const token of shown) {
-      const { rank, row } = model.tokens[token];
+    each((token) => shown.add(model.tokens[token].row));
+    model.tokens.forEach(({ rank, row }, token) => {
       const adder = adderOf(row, rows, data.ranks);
-      if (adder === rank) continue;
-      home.push([token, rank, adder, true, 0], [token, adder, rank, true, 1]);
-    }
+      if (shown.has(row) && adder !== rank) home.push([token, rank, adder, true, 0], [token, adder, rank, true, 1]);
+    });
   }
   return { there, home };
 }
