@@ -24,7 +24,7 @@ SECTIONS = {
     "Go Deeper": 1,
 }
 #: Items whose notebook does not exist yet. Lower it with every notebook that is written.
-NOT_WRITTEN = 46
+NOT_WRITTEN = 41
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,17 @@ ITEMS = (
     Item("Parallelism Map", _06, "note:mode-ep-tp2"),
     Item("Backend Branches", _06, "note:backend-none"),
     Item("Where It Breaks", _06, "note:break-reduction"),
-    Item("Deep Dive", _07, "note:deep-dive-3"),
-    Item("Symbol Map", _07, "note:symbol-a1-a1q"),
-    Item("Parallelism Map", _07, "note:mode-dp-ep"),
-    Item("Backend Branches", _07, "note:backend-agrs-dispatch"),
-    Item("Putting It Together", _07, "note:step-4"),
+    Item("Deep Dive", _07, "note:deep-dive-3", ("routing metadata", "ids and weights", "139", "lose"), written=True),
+    Item("Symbol Map", _07, "note:symbol-a1-a1q", ("`a1` before", "`a1q` after", "GLM-5.1"), written=True),
+    Item("Parallelism Map", _07, "note:mode-dp-ep", ("DP + EP", "gathered before", "reduce-scatter"), written=True),
+    Item(
+        "Backend Branches",
+        _07,
+        "note:backend-agrs-dispatch",
+        ("allgather_reducescatter", "AgRsAll2AllManager", "_prepare", "full gathered batches"),
+        written=True,
+    ),
+    Item("Putting It Together", _07, "note:step-4", ("Prepare", "quantise if required", "batch"), written=True),
     Item("Deep Dive", _08, "note:deep-dive-5"),
     Item("Putting It Together", _08, "note:seven-steps"),
     Item("Putting It Together", _08, "note:step-6"),
