@@ -83,18 +83,19 @@ def trace(
     from rich.console import Console
     from rich.table import Table
 
-    console, ways = Console(), {"ids": "without --trace", "trace": "--trace", "values": "--trace-values"}
+    console = Console()
+    ways = {"bare": "nobody listens", "ids": "a run", "trace": "--trace", "values": "--trace-values"}
     figures = _measure(console, "moe_course.bench.trace_ranks", rounds)
-    table = Table(
-        title=f"what is added to a step that nobody records ({rounds} rounds, in turns)", title_justify="left"
-    )
-    for name in ("ranks", "step", "bare", *(f"{name}, {of}" for name in ways.values() for of in ("fastest", "median"))):
-        table.add_column(name, justify="right")
+    table = Table(title=f"what a trace adds to a step ({rounds} rounds, in turns)", title_justify="left")
+    for name in ("ranks", "step", "way", "fastest", "added, fastest", "added, median", "aim"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in figures:
-        added = [f"{one[f'{way}_adds_{of}']:+.1%}" for way in ways for of in ("fastest", "median")]
-        table.add_row(str(one["ranks"]), one["step"], f"{one['bare_ms']:.2f} ms", *added)
+        for way, name in ways.items():
+            added = ["", ""] if way == "bare" else [f"{one[f'{way}_adds_{of}']:+.1%}" for of in ("fastest", "median")]
+            aim = {"ids": "nothing", "trace": f"<= {TRACE_LIMIT:.0%}"}.get(way, "")
+            table.add_row(str(one["ranks"]), one["step"], name, f"{one[f'{way}_ms']:.2f} ms", *added, aim)
+        table.add_section()
     console.print(table)
-    console.print(f"aim for --trace: at most {TRACE_LIMIT:.0%}; for a run without it: nothing", highlight=False)
     _store(json_file, "trace", rounds, figures)
     return 0
 

@@ -60,10 +60,15 @@ def perfetto(trace: Trace, most_arrows: int = MOST_ARROWS) -> dict:
 def _names(rank: int, meta: dict) -> list[dict]:
     owned = meta["plan"]["experts_per_rank"][rank] if meta["plan"]["ep_size"] > 1 else meta["experts"]
     return [
-        {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} ({owned} experts)"}},
-        {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}},
-        {"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "stages"}},
+        {"ph": "M", "name": "process_name", **_of(rank), "args": {"name": f"rank {rank} ({owned} experts)"}},
+        {"ph": "M", "name": "process_sort_index", **_of(rank), "args": {"sort_index": rank}},
+        {"ph": "M", "name": "thread_name", **_of(rank), "args": {"name": "stages"}},
     ]
+
+
+def _of(rank: int) -> dict:
+    """Numbers of a rank's process and thread: from 1 on, because 0 is the idle task to a viewer."""
+    return {"pid": rank + 1, "tid": rank + 1}
 
 
 def _slices(rank: int, spans: dict[str, torch.Tensor], zero: int) -> list[dict]:
@@ -73,8 +78,7 @@ def _slices(rank: int, spans: dict[str, torch.Tensor], zero: int) -> list[dict]:
             "ph": "X",
             "name": STAGES[stage],
             "cat": "stage",
-            "pid": rank,
-            "tid": 0,
+            **_of(rank),
             "ts": (begin - zero) / 1e3,
             "dur": (end - begin) / 1e3,
             "args": {"step": step} if layer < 0 else {"step": step, "layer": layer},
@@ -95,16 +99,18 @@ def _arrows(trace: Trace, spans: list[dict], zero: int, most: int) -> tuple[list
     pairs, counts = keys.unique(dim=0, return_counts=True)
     at = [_by_place(s, zero) for s in spans]
     events: list[dict] = []
-    for number, ((step, layer, source, owner), routes) in enumerate(
-        zip(pairs[:most].tolist(), counts[:most].tolist(), strict=True)
-    ):
-        out, there = at[source][step, layer, _DISPATCH], at[owner][step, layer, _EXPERTS]
-        back = at[source][step, layer, _COMBINE]
+    drawn = 0
+    for (step, layer, source, owner), routes in zip(pairs.tolist(), counts.tolist(), strict=True):
+        out, there = at[source].get((step, layer, _DISPATCH)), at[owner].get((step, layer, _EXPERTS))
+        back = at[source].get((step, layer, _COMBINE))
+        if drawn == most or None in (out, there, back):  # without its spans an arrow has no ends
+            continue
         args = {"routes": routes, "step": step, "layer": layer, "from": source, "to": owner}
-        events += _arrow(2 * number + 1, "rows", (source, out[0] + _INSIDE), (owner, there[0] + _INSIDE), args)
+        events += _arrow(2 * drawn + 1, "rows", (source, out[0] + _INSIDE), (owner, there[0] + _INSIDE), args)
         home = (owner, there[1] - _INSIDE), (source, back[1] - _INSIDE)
-        events += _arrow(2 * number + 2, "contributions", *home, args)
-    return events, max(0, len(pairs) - most)
+        events += _arrow(2 * drawn + 2, "contributions", *home, args)
+        drawn += 1
+    return events, len(pairs) - drawn
 
 
 def _by_place(spans: dict[str, torch.Tensor], zero: int) -> dict[tuple[int, int, int], tuple[float, float]]:
@@ -117,8 +123,8 @@ def _by_place(spans: dict[str, torch.Tensor], zero: int) -> dict[tuple[int, int,
 
 
 def _arrow(number: int, name: str, start: tuple[int, float], end: tuple[int, float], args: dict) -> list[dict]:
-    common = {"name": name, "cat": "route", "id": number, "tid": 0}
+    common = {"name": name, "cat": "route", "id": number, "args": args}
     return [
-        common | {"ph": "s", "pid": start[0], "ts": start[1], "args": args},
-        common | {"ph": "f", "bp": "e", "pid": end[0], "ts": max(end[1], start[1]), "args": args},
+        common | {"ph": "s", **_of(start[0]), "ts": start[1]},
+        common | {"ph": "f", "bp": "e", **_of(end[0]), "ts": max(end[1], start[1])},
     ]

@@ -42,7 +42,7 @@ def test_every_event_has_what_its_kind_needs(events):
     assert {event["ph"] for event in events} == set(NEEDED)
     for event in events:
         assert set(event) - {"ph"} == NEEDED[event["ph"]], event
-        assert event["pid"] in (0, 1) and event["tid"] == 0
+        assert event["pid"] in (1, 2) and event["tid"] == event["pid"]
         if event["ph"] != "M":
             assert isinstance(event["ts"], float) and event["ts"] >= 0 and event.get("dur", 0.0) >= 0
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
@@ -55,7 +55,7 @@ def test_every_event_has_what_its_kind_needs(events):
 def test_slices_are_the_spans_and_never_overlap(recorded, events):
     for rank in (0, 1):
         spans = recorded.spans(rank)
-        mine = [event for event in events if event["ph"] == "X" and event["pid"] == rank]
+        mine = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1]
         assert [event["name"] for event in mine] == [STAGES[stage] for stage in spans["span_stage"].tolist()]
         for event, following in zip(mine, mine[1:], strict=False):
             assert event["ts"] + event["dur"] <= following["ts"] + 1e-3
@@ -107,13 +107,16 @@ def test_clocks_of_several_hosts_are_not_put_on_one_line(recorded):
         late[name] += 10**15
     clock = recorded.meta["clock"] | {"hosts": 2, "comparable": False}
     content = perfetto(replace(recorded, meta=recorded.meta | {"clock": clock}, ranks=(recorded.ranks[0], late)))
-    firsts = [min(e["ts"] for e in content["traceEvents"] if e["ph"] == "X" and e["pid"] == rank) for rank in (0, 1)]
+    firsts = [
+        min(e["ts"] for e in content["traceEvents"] if e["ph"] == "X" and e["pid"] == rank + 1) for rank in (0, 1)
+    ]
     assert firsts == [0, 0] and all(event["ph"] in "MX" for event in content["traceEvents"])
 
 
 def test_a_rank_without_spans_and_a_file_that_cannot_be_written(recorded, tmp_path):
     bare = {name: torch.empty(0, dtype=torch.int64) for name in recorded.ranks[0]}
-    quiet = replace(recorded, columns={n: c[:0] for n, c in recorded.columns.items()}, ranks=(recorded.ranks[0], bare))
-    assert {event["pid"] for event in perfetto(quiet)["traceEvents"] if event["ph"] == "X"} == {0}
+    content = perfetto(replace(recorded, ranks=(recorded.ranks[0], bare)))
+    assert {event["pid"] for event in content["traceEvents"] if event["ph"] != "M"} == {1}
+    assert content["otherData"]["arrows_left_out"] == 12
     with pytest.raises(TraceError, match="cannot be written: .*name a file in a folder that exists"):
         recorded.to_perfetto(tmp_path / "nowhere" / "trace.json")
