@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-MARK = "MOE_COURSE_TEST_MARK"
+from warm import MARK, process_name, warm_starts
 
 
 @dataclass
@@ -63,7 +62,9 @@ class Course:
             if not entry.name.isdigit():
                 continue
             try:
-                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0") or (
+                    self.forked(entry) is not None
+                ):
                     state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                     if state != "Z":
                         found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
@@ -75,13 +76,22 @@ class Course:
         """Living rank processes: rank -> pid."""
         found = {}
         for pid, command in self.processes().items():
-            if "moe_course.run" in command and "torch.distributed.run" not in command:
+            rank = self.forked(Path(f"/proc/{pid}"))
+            if rank:
+                found[int(rank)] = pid
+            elif rank is None and "moe_course.run" in command and "torch.distributed.run" not in command:
                 environ = dict(
                     part.split("=", 1) for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in part
                 )
                 if "RANK" in environ:
                     found[int(environ["RANK"])] = pid
         return found
+
+    def forked(self, entry: Path) -> str | None:
+        """Of a process that started warm the rank, "" if it is none; None for all others."""
+        name = (entry / "comm").read_text().strip()
+        mine = process_name({MARK: self.mark})
+        return name.removeprefix(mine) if name.startswith(mine) else None
 
     def wait_until_gone(self, seconds: float = 5) -> dict[int, str]:
         """Processes still there after `seconds`."""
@@ -99,3 +109,10 @@ def course(tmp_path):
     yield course
     for pid in course.processes():
         os.kill(pid, 9)
+
+
+@pytest.fixture
+def warm(course):
+    """`course`, whose processes start warm: for tests of what runs do, not of how Python starts."""
+    with warm_starts():
+        yield course

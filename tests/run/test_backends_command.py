@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def test_two_ranks_on_gloo(course):
+def test_two_ranks_on_gloo(warm):
     sizes = ["--rows", "4", "--experts", "9", "--top-k", "3", "--hidden-size", "32", "--rounds", "2", "--passes", "1"]
-    ended = course.run("--ranks", "2", *sizes, module=("-m", "moe_course", "backends"))
+    ended = warm.run("--ranks", "2", *sizes, module=("-m", "moe_course", "backends"))
     assert ended.returncode == 0, ended.stderr
     found = ended.result
     assert found["schema"] == "moe_course.backends/1" and found["transport"] == "gloo" and found["failures"] == []
@@ -18,4 +18,4 @@ def test_two_ranks_on_gloo(course):
     assert lines["low_latency"]["padding"] > 0 == lines["all_to_all"]["padding"]
     assert lines["low_latency"]["messages"] <= lines["all_to_all"]["messages"]  # gloo is told the sizes first
     assert "deepep_low_latency" in ended.stdout and "verdict" in ended.stdout
-    assert course.wait_until_gone() == {}
+    assert warm.wait_until_gone() == {}

@@ -24,7 +24,9 @@ def test_the_eight_drills_are_those_of_the_note():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_line_names_the_cause(course, name):
+def test_the_first_line_names_the_cause(course, name, request):
+    if name != NAMES[0]:  # one starts from nothing, as a user's does
+        request.getfixturevalue("warm")
     ended = drill(course, name)
     assert ended.returncode == 0, ended.stderr
     first = ended.stderr.splitlines()[0]
@@ -37,13 +39,13 @@ def test_the_first_line_names_the_cause(course, name):
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_without_guard(course, name):
+def test_without_guard(warm, name):
     outcome, code = RAW[name]
-    ended = drill(course, name, "--raw", "--raw-limit", "120")  # neither of these hangs
+    ended = drill(warm, name, "--raw", "--raw-limit", "120")  # neither of these hangs
     assert ended.returncode == 0, ended.stderr
     assert ended.result["outcome"].startswith(outcome) and ended.result["exit_code"] == code
     assert "handshake" not in ended.stderr and "canary" not in ended.stderr
-    assert not course.wait_until_gone()
+    assert not warm.wait_until_gone()
 
 
 def test_the_list_and_a_name_that_is_none(course):

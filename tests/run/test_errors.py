@@ -93,27 +93,27 @@ def test_checking_options_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_json_is_written_on_failure_too(course, tmp_path):
+def test_json_is_written_on_failure_too(warm, tmp_path):
     model = write_model(tmp_path / "model")
     edit_weights(model, lambda t: t.pop("model.layers.1.mlp.experts.7.up_proj.weight"))
-    ended = course.run("--model", str(model), "--world-size", "2", "--max-new-tokens", "2", "--prompt", "x")
-    assert_one_line(course, ended, 2, "rank ", "model.layers.1.mlp.experts.7.up_proj.weight")
+    ended = warm.run("--model", str(model), "--world-size", "2", "--max-new-tokens", "2", "--prompt", "x")
+    assert_one_line(warm, ended, 2, "rank ", "model.layers.1.mlp.experts.7.up_proj.weight")
     assert ended.result["verdict"] == "failed" and "experts.7" in ended.result["error"]
 
 
-def test_a_truncated_file_and_quantised_weights(course, tmp_path):
+def test_a_truncated_file_and_quantised_weights(warm, tmp_path):
     model = tmp_path / "tiny"
     shutil.copytree(TINY, model)
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    assert_one_line(course, course.run("--model", str(model), "--world-size", "2"), 2, "truncated", path.name)
+    assert_one_line(warm, warm.run("--model", str(model), "--world-size", "2"), 2, "truncated", path.name)
     edit_config(model, quantization_config={"quant_method": "fp8"})
-    assert_one_line(course, course.run("--model", str(model), "--world-size", "1"), 2, "quantised checkpoint (fp8)")
+    assert_one_line(warm, warm.run("--model", str(model), "--world-size", "1"), 2, "quantised checkpoint (fp8)")
 
 
-def test_a_model_that_is_not_the_reference_is_noticed(course, monkeypatch):
+def test_a_model_that_is_not_the_reference_is_noticed(warm, monkeypatch):
     """A wrong combine — here one that drops the highest rank's partial sums — passes neither canary nor check."""
-    broken = course.folder / "sitecustomize.py"
+    broken = warm.folder / "sitecustomize.py"
     broken.write_text(
         "import os\n"
         "if os.environ.get('RANK') is not None:\n"
@@ -122,11 +122,11 @@ def test_a_model_that_is_not_the_reference_is_noticed(course, monkeypatch):
         "    base.Comm.reduce_scatter_rows = lambda self, rows, *more: "
         "good(self, rows * (self.rank != self.world_size - 1), *more)\n"
     )
-    path = f"{course.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    path = f"{warm.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     args = ["--world-size", "2", "--prompt", "def add(", "--max-new-tokens", "4", "--check"]
-    assert_one_line(course, course.run(*args, PYTHONPATH=path), 3, "canary", "were never reduced")
-    ended = course.run(*args, "--no-guard", PYTHONPATH=path)
-    assert_one_line(course, ended, 3, "rank 0", "logits differ")
+    assert_one_line(warm, warm.run(*args, PYTHONPATH=path), 3, "canary", "were never reduced")
+    ended = warm.run(*args, "--no-guard", PYTHONPATH=path)
+    assert_one_line(warm, ended, 3, "rank 0", "logits differ")
     assert ended.result["verdict"] == "different" and "different" in ended.stdout
 
 
@@ -183,28 +183,28 @@ def test_a_killed_launcher_takes_everything_along(course):
     assert not course.wait_until_gone(5)
 
 
-def test_the_time_limit_ends_all_ranks(course):
-    ended = course.run(*LONG, "--time-limit", "6")
-    assert_one_line(course, ended, 5, "not finished after 6 s")
+def test_the_time_limit_ends_all_ranks(warm):
+    ended = warm.run(*LONG, "--time-limit", "6")
+    assert_one_line(warm, ended, 5, "not finished after 6 s")
 
 
-def test_two_runs_at_once_do_not_meet(course):
+def test_two_runs_at_once_do_not_meet(warm):
     """Each takes a port of its own."""
     short = ["--world-size", "2", "--prompt", "x", "--max-new-tokens", "1"]
-    processes = [course.start(*short) for _ in range(2)]
+    processes = [warm.start(*short) for _ in range(2)]
     for process in processes:
         stdout, stderr = process.communicate(timeout=120)
         assert process.returncode == 0, stderr
-    assert not course.wait_until_gone()
+    assert not warm.wait_until_gone()
 
 
-def test_a_port_that_is_taken_is_named(course):
+def test_a_port_that_is_taken_is_named(warm):
     """One that was asked for: several machines have to agree on it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = course.run(
+        ended = warm.run(
             "--world-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port),
         )  # fmt: skip
-    assert_one_line(course, ended, 5, f"port {port}", "--master-port")
+    assert_one_line(warm, ended, 5, f"port {port}", "--master-port")

@@ -31,8 +31,11 @@ def prompts_file(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 8])  # 2 and 4 below, with other prompts
-def test_same_text_as_one_process_for_any_number_of_ranks(course, prompts_file, world_size):
+def test_same_text_as_one_process_for_any_number_of_ranks(course, prompts_file, world_size, request):
     """Fewer and more prompts than ranks, uneven experts, an empty prompt, non-ASCII, very different lengths."""
+    from_nothing = world_size != 3  # as a user's does; the largest share of memory, and the most peers
+    if not from_nothing:
+        request.getfixturevalue("warm")
     ended = course.run(
         "--world-size", str(world_size), "--prompts-file", prompts_file, "--max-new-tokens", "12", "--check"
     )
@@ -53,7 +56,8 @@ def test_same_text_as_one_process_for_any_number_of_ranks(course, prompts_file, 
     assert [r["experts"] for r in result["ranks"]] == [placement.num_local(r) for r in range(world_size)]
     assert [r["expert_bytes"] for r in result["ranks"]] == [r["experts"] * per_expert for r in result["ranks"]]
     assert sum(r["experts"] for r in result["ranks"]) == CONFIG.n_routed_experts
-    assert all(r["peak_rss"] <= 600e6 for r in result["ranks"])
+    if from_nothing:  # a fork begins with the memory of pytest
+        assert all(r["peak_rss"] <= 600e6 for r in result["ranks"])
 
     # the ledger is what this routing must move: every row to R - 1 ranks, a partial sum back from each
     rows = sum(len(p["prompt_tokens"]) + 12 - 1 for p in result["prompts"])
@@ -67,8 +71,8 @@ def test_same_text_as_one_process_for_any_number_of_ranks(course, prompts_file, 
     assert headers == meetings * world_size * (world_size - 1) * message
 
 
-def test_the_default_prompts_are_equal_without_near_ties(course):
-    ended = course.run("--check")
+def test_the_default_prompts_are_equal_without_near_ties(warm):
+    ended = warm.run("--check")
     assert ended.returncode == 0, ended.stderr
     assert ended.result["verdict"] == "equal" and ended.result["near_ties"] == []
     assert ended.result["world_size"] == 4 and len(ended.result["prompts"]) == len(DEFAULT_PROMPTS)
@@ -85,8 +89,8 @@ def test_torchrun_starts_the_same_program(course):
     assert "verdict" in ended.stdout and not course.wait_until_gone()
 
 
-def test_torchrun_with_another_number_of_ranks_is_refused(course):
-    ended = course.run(
+def test_torchrun_with_another_number_of_ranks_is_refused(warm):
+    ended = warm.run(
         "--world-size", "3",
         module=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "moe_course.run"),
     )  # fmt: skip
@@ -94,9 +98,9 @@ def test_torchrun_with_another_number_of_ranks_is_refused(course):
     assert "torchrun started 2 ranks, the options ask for 3" in ended.stderr
 
 
-def test_the_trace_joins_all_ranks_and_adds_up_to_the_output(course, prompts_file):
-    folder = course.folder / "trace"
-    ended = course.run(
+def test_the_trace_joins_all_ranks_and_adds_up_to_the_output(warm, prompts_file):
+    folder = warm.folder / "trace"
+    ended = warm.run(
         "--world-size", "3", "--prompts-file", prompts_file, "--max-new-tokens", "4",
         "--trace", str(folder), "--trace-values",
     )  # fmt: skip
@@ -134,8 +138,8 @@ def test_bound_of_no_communication_is_zero():
     assert BACKENDS["no_dp_ep"].traffic([torch.zeros(3, 8)], make_placement(1, 8)).payload(RowBytes(1, 1, 1)) == 0
 
 
-def test_fallbacks_and_old_names_are_said_out_loud(course):
-    ended = course.run(
+def test_fallbacks_and_old_names_are_said_out_loud(warm):
+    ended = warm.run(
         "--world-size", "2", "--prompt", "x", "--max-new-tokens", "2",
         "--expert-placement-strategy", "round_robin", "--all2all-backend", "pplx",
     )  # fmt: skip
@@ -146,16 +150,14 @@ def test_fallbacks_and_old_names_are_said_out_loud(course):
     assert ended.result["backend"] == "allgather_reducescatter" and "pplx is an old name" in ended.stdout
 
 
-def test_bf16_reports_and_promises_nothing(course):
-    ended = course.run(
-        "--world-size", "2", "--prompt", "x = ", "--max-new-tokens", "4", "--dtype", "bfloat16", "--check"
-    )
+def test_bf16_reports_and_promises_nothing(warm):
+    ended = warm.run("--world-size", "2", "--prompt", "x = ", "--max-new-tokens", "4", "--dtype", "bfloat16", "--check")
     assert ended.returncode == 0, ended.stderr
     assert ended.result["verdict"] == "reported" and ended.result["max_abs_logit_diff"] is not None
 
 
-def test_the_rank_program_launches_itself_when_started_alone(course):
-    ended = course.run("--world-size", "1", "--prompt", "x", "--max-new-tokens", "1", module=("-m", "moe_course.run"))
+def test_the_rank_program_launches_itself_when_started_alone(warm):
+    ended = warm.run("--world-size", "1", "--prompt", "x", "--max-new-tokens", "1", module=("-m", "moe_course.run"))
     assert ended.returncode == 0 and len(ended.result["prompts"][0]["tokens"]) == 1
 
 

@@ -33,7 +33,7 @@ def supported(ranks: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_every_supported_backend_and_transport_gives_the_text_of_one_process(ranks):
+def test_every_supported_backend_and_transport_gives_the_text_of_one_process(ranks, warm):
     cells = supported(ranks)
     results = run_many(ranks, cells, new_tokens=4)
     moved = {}
@@ -64,24 +64,24 @@ def test_every_supported_backend_and_transport_gives_the_text_of_one_process(ran
     assert all(len(figures) == 1 for figures in moved.values()), moved  # the same rows on every transport
 
 
-def test_long_prompts_go_through_fixed_places_in_parts(course):
+def test_long_prompts_go_through_fixed_places_in_parts(warm):
     """T_max 16 on two ranks, one of them with shorter prompts and fewer parts; experts compiled for fixed shapes."""
     prompts = ["x" * 70 + "\n", "def", "import os\nimport sys\n"]
-    ended = course.run(
+    ended = warm.run(
         "--world-size=2", "--all2all-backend=deepep_low_latency", "--max-num-batched-tokens=16", "--static-shapes",
         "--max-new-tokens=3", "--check", *(f"--prompt={text}" for text in prompts),
-        f"--trace={course.folder / 'trace'}",
+        f"--trace={warm.folder / 'trace'}",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     result = ended.result
     assert result["verdict"] == "equal" and result["bound"]["ratio"] == 1.0
     passes = {row["phase"]: row["passes"] for row in result["moved"]}
     assert passes["prefill"] > 5 and passes["decode"] == 2
-    columns = Trace.load(course.folder / "trace").columns
+    columns = Trace.load(warm.folder / "trace").columns
     rows = sum(len(p["prompt_tokens"]) + 2 for p in result["prompts"])
     assert len(columns["row"]) == rows * 2 * 8
     assert int(columns["row"].max()) < 16  # never more than T_max rows at once
-    assert not course.wait_until_gone()
+    assert not warm.wait_until_gone()
 
 
 def test_more_prompts_than_fixed_places_is_refused_before_anything_starts(course):
@@ -93,8 +93,8 @@ def test_more_prompts_than_fixed_places_is_refused_before_anything_starts(course
     assert "3 prompts on one data-parallel rank" in ended.stderr and "--max-num-batched-tokens to 3" in ended.stderr
 
 
-def test_quantised_rows_keep_the_text_or_the_run_says_by_how_much(course):
-    ended = course.run(
+def test_quantised_rows_keep_the_text_or_the_run_says_by_how_much(warm):
+    ended = warm.run(
         "--world-size=2", "--all2all-backend=deepep_high_throughput", "--dispatch-quant=fp8_group", "--check",
         "--transport=shm",
     )  # fmt: skip
@@ -109,13 +109,13 @@ def test_quantised_rows_keep_the_text_or_the_run_says_by_how_much(course):
     assert "rows are quantised (fp8_group)" in " ".join(ended.stdout.split())
 
 
-def test_a_trace_of_two_hops_names_who_forwarded(course):
-    ended = course.run(
+def test_a_trace_of_two_hops_names_who_forwarded(warm):
+    ended = warm.run(
         "--world-size=3", "--all2all-backend=two_hop", "--ranks-per-node=2", "--max-new-tokens=2", "--prompt=def add(",
-        "--prompt=x", f"--trace={course.folder / 'trace'}", "--trace-values", "--transport=shm",
+        "--prompt=x", f"--trace={warm.folder / 'trace'}", "--trace-values", "--transport=shm",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    columns = Trace.load(course.folder / "trace").columns
+    columns = Trace.load(warm.folder / "trace").columns
     source, owner, via = (columns[name] for name in ("source_rank", "owner_rank", "via_rank"))
     node = lambda rank: rank // 2  # noqa: E731
     assert torch.equal(node(via), node(owner))  # it sits where the expert is

@@ -44,7 +44,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("ranks", MODES)
-def test_the_text_of_one_process_and_the_bytes_of_the_mode(ranks, tmp_path):
+def test_the_text_of_one_process_and_the_bytes_of_the_mode(ranks, tmp_path, warm):
     """All modes of a number of ranks, in one start of the processes."""
     cells = []
     for mode, (options, _, _) in MODES[ranks].items():
@@ -88,15 +88,15 @@ def _assert_every_route_once(folder, result, rows):
         assert (columns["source_rank"] % tp == columns["owner_rank"] % tp).all()
 
 
-def test_fewer_prompts_than_data_parallel_ranks(course):
+def test_fewer_prompts_than_data_parallel_ranks(warm):
     """Both TP ranks of the second one have nothing to do, and join every layer with zero rows."""
-    ended = course.run(TP2, DP2, EP, "--prompt=x", "--max-new-tokens=3", "--check")
+    ended = warm.run(TP2, DP2, EP, "--prompt=x", "--max-new-tokens=3", "--check")
     assert ended.returncode == 0, ended.stderr
     assert ended.result["verdict"] == "equal" and ended.result["bound"]["ratio"] == 1.0
 
 
-def test_one_rank_with_the_flag_is_one_rank(course):
-    ended = course.run("--world-size=1", EP, "--prompt=x", "--max-new-tokens=2")
+def test_one_rank_with_the_flag_is_one_rank(warm):
+    ended = warm.run("--world-size=1", EP, "--prompt=x", "--max-new-tokens=2")
     assert ended.returncode == 0, ended.stderr
     assert ended.result["plan"]["use_ep"] is False and ended.result["backend"] == "no_dp_ep"
     assert ended.result["bytes"]["payload"] == 0
