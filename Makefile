@@ -7,6 +7,8 @@ PYTHON ?= python3
 ARGS   ?=
 # A wheel index for torch alone, e.g. https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# The whole suite goes to two workers: one starts processes, test after test, the other runs all the rest.
+WORKERS := -n 2 --dist loadgroup
 
 PY    := $(VENV)/bin/python
 PIP   := $(PY) -m pip --disable-pip-version-check -q
@@ -31,7 +33,7 @@ run: $(READY)  ## run the model on several processes, checked against the untouc
 	@$(VENV)/bin/moe-course run --check $(ARGS)
 
 test: $(READY)  ## run all tests and notebooks; ARGS='tests/unit -k router' runs some
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest $(or $(strip $(ARGS)),$(WORKERS))
 
 lab: $(READY)  ## open the course in JupyterLab
 	@$(PY) -m jupyterlab notebooks $(ARGS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
+STARTS_PROCESSES = {("tests", "run"), ("tests", "dist"), "test_launch.py", "test_watchdog.py", "test_verify.py"}
 # Helpers that several folders share are plain modules; the worker processes get the same path.
 sys.path[:0] = [str(REPOSITORY), *(str(TESTS / folder) for folder in ("unit", "comm", "dist"))]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +38,32 @@ def torch_threads(request):
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(config, items):
+    """With several workers: tests that start processes share one, so that they do not disturb each other's clocks."""
+    if config.getoption("dist", "no") != "loadgroup":
+        return
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            place = item.path.relative_to(REPOSITORY)
+            processes = place.parts[:2] in STARTS_PROCESSES or place.name in STARTS_PROCESSES
+            item.add_marker(pytest.mark.xdist_group("processes" if processes else str(place)))
+
+
+def pytest_sessionfinish(session):
+    """A worker hands in what its layers promised."""
+    if hasattr(session.config, "workeroutput"):
+        from layer_cases import VERDICTS
+
+        session.config.workeroutput["verdicts"] = [astuple(verdict) for verdict in VERDICTS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    from layer_cases import VERDICTS, RowInvariance
+
+    VERDICTS.update(RowInvariance(*fields) for fields in getattr(node, "workeroutput", {}).get("verdicts", ()))
 
 
 def pytest_terminal_summary(terminalreporter):
