@@ -6,6 +6,8 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
+import torch
+
 from moe_course.backends.capabilities import current_name
 from moe_course.options import RunOptions
 
@@ -38,6 +40,7 @@ def describe(job, everybody: list[dict], exact: bool) -> dict:
         "shape": plan.shape,
         "transport": job.transport,
         "device": job.device.type,
+        "threads": torch.get_num_threads(),
         "hidden_size": config.hidden_size,
         "experts": config.n_routed_experts,
         "top_k": config.num_experts_per_tok,

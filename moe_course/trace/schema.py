@@ -50,6 +50,7 @@ META = {
     "shape": str,  # module of moe_course.backends
     "transport": str,
     "device": str,
+    "threads": int,  # torch threads of a rank: attention gives other last bits with another number
     "hidden_size": int,
     "experts": int,
     "top_k": int,

@@ -38,7 +38,8 @@ def simulate(recorded: Trace | str | Path, timeout: float = 60) -> Trace:
     Raises TraceError for a run whose options this version does not know, and what `run_here` raises.
     """
     trace = recorded if isinstance(recorded, Trace) else Trace.load(recorded)
-    return run_here(_options(trace.meta), timeout)
+    with _torch_threads(trace.meta["threads"]):
+        return run_here(_options(trace.meta), timeout)
 
 
 def run_here(options: RunOptions, timeout: float = 60) -> Trace:
@@ -120,6 +121,17 @@ def _options(meta: dict) -> RunOptions:
         elif value is not None and "Path" in str(known[name].type):
             kept[name] = Path(value)
     return RunOptions(**kept | {"trace_values": meta["values"]})
+
+
+@contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    """As many torch threads as the recorded ranks had: what the model around the layers computes depends on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -83,3 +83,12 @@ def test_a_trace_of_a_newer_version_is_refused_by_option(recorded):
     strange = replace(recorded, meta=recorded.meta | {"options": {"world_size": 3, "warp": 9}})
     with pytest.raises(TraceError, match="option warp of the run is not known to this version"):
         simulate(strange)
+
+
+def test_a_run_is_simulated_with_the_torch_threads_it_had(recorded, monkeypatch):
+    """Attention adds in another order with two threads than with one: records of processes would differ in last bits."""
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr("moe_course.trace.simulate.run_here", lambda *given: seen.append(torch.get_num_threads()))
+    for threads in (2, 1):
+        simulate(replace(recorded, meta=recorded.meta | {"threads": threads}))
+    assert seen == [2, 1] and torch.get_num_threads() == before and recorded.meta["threads"] == before
