@@ -57,7 +57,7 @@ def page(title: str, parts: Sequence[str | Figure], style: str = "") -> str:
             number += 1
         else:
             body.append(part)
-    inside = "\n".join([*body, *map(script, modules)])
+    inside = "\n".join(["<main>", *body, "</main>", *map(script, modules)])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -7,56 +7,28 @@ function mount(root, data, opts = {}) {
   let [t, playing, frame, last, model, scene, chosen, spoken] = [0, false, 0, 0, null, null, [], ""];
   let [frames, since] = [0, 0];
 
-  const button = (text, f, more) => h("button", { type: "button", onclick: f, ...more }, text);
-  const pick = (label, f) => h("select", { "aria-label": label, onchange: (event) => f(event.target.value) });
-  const play = button("▶ Play", toggle, { class: "mc-play" });
-  const scrub = h("input", { type: "range", min: 0, max: END, step: 0.01, value: 0, "aria-label": "Time in this layer", oninput: () => { pause(); show(Number(scrub.value)); }, onchange: tell });
-  const speed = pick("Speed", () => {});
-  const on = h("input", { type: "checkbox" });
-  const [step, layer, rank, expert, token] = [
-    pick("Step", (value) => set({ step: Number(value), token: null })), pick("Layer", (value) => set({ layer: Number(value) })),
-    pick("Only rank", (value) => set({ rank: value === "" ? null : Number(value) })),
-    pick("Only expert", (value) => set({ expert: value === "" ? null : Number(value) })),
-    pick("Token", (value) => set({ token: value === "" ? null : Number(value) }))];
-  const asTable = button("as table", () => { asTable.setAttribute("aria-pressed", String(table.hidden)); swap(); }, { "aria-pressed": "false" });
-  const chips = PHASES.map((name, i) => button(name, () => { pause(); show(STOPS[i]); tell(); }, { class: "mc-phase" }));
-  const below = h("canvas", { "aria-hidden": "true" });
-  const above = h("canvas", { role: "img", onclick: choose, onpointermove: hover });
-  const stage = h("div", { class: "mc-stage", tabindex: 0, role: "group", "aria-label": "Player. Space plays and pauses, left and right step through the phases, up and down choose a token, Escape lets it go." }, below, above);
-  const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Routes as a table", hidden: true });
-  const counts = [h("span"), h("span")];
-  const details = h("div", { class: "mc-details" });
-  const live = h("p", { class: "mc-quiet", "aria-live": "polite" });
-  const scale = h("span", { class: "mc-scale", style: `background:linear-gradient(90deg,${CIVIDIS.join(",")})`, "aria-hidden": "true" });
-  const most = h("span");
-  const legend = h("div", { class: "mc-legend mc-quiet" }, h("span", {}, "colour: the rank a row comes from"), h("span", {}, "● travels"), h("span", {}, "■ stays on its rank"),
-    data.shape === "allgather_reducescatter" ? h("span", {}, "○ travels, but no expert there needs it") : null, data.capacity ? h("span", {}, "▨ empty places of the padded buffer") : null,
-    h("span", {}, "expert: 1 route", scale, most), h("span", { class: "mc-dots" }));
+  const ui = controlsOf(data, {
+    toggle, choose, hover, swap, tell, set,
+    goTo: (time) => { pause(); show(time); },
+  });
+  const { play, scrub, speed, on, asTable, chips, below, above, stage, table, counts, details, live, legend, box } = ui;
   root.classList.add("moe-course", "mc-token-flow");
   root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's own keys rest while ours are in use
   root.addEventListener("keydown", key);
-  const box = h("div", {},
-    h("div", { class: "mc-bar" }, play, scrub, h("label", {}, "speed", speed), h("label", {}, on, "all steps"), asTable),
-    h("div", { class: "mc-bar mc-phases", role: "group", "aria-label": "Phase" }, chips),
-    h("div", { class: "mc-bar" }, h("label", {}, "step", step), h("label", {}, "layer", layer), h("label", {}, "token", token), h("label", {}, "only rank", rank), h("label", {}, "only expert", expert)),
-    h("p", { class: "mc-quiet mc-travel" }, h("b", {}, data.backend), `: ${TRAVEL[data.shape]}${data.transport === "threads" ? "" : ` (over ${data.transport})`}.`),
-    stage, table, h("p", { class: "mc-counts", "aria-hidden": "true" }, counts), legend, live, details);
   root.append(box);
-  options(speed, [["0.5", "0.5×"], ["1", "1×"], ["2", "2×"], ["4", "4×"]], "1");
-  options(step, steps.map((value) => { const pass = passOf(value, layers[0]) ?? data.passes.find((one) => one.step === value); return [value, `${value}: ${pass.phase}, ${counted(distinctTokens(pass.tokens), "token")}`]; }));
-  options(layer, layers.map((value) => [value, value]));
-  options(rank, [["", "all"], ...Array.from({ length: data.ranks }, (_, r) => [r, `rank ${r}`])]);
-
-  function options(select, pairs, value) {
-    select.replaceChildren(...pairs.map(([name, text]) => h("option", { value: name }, String(text))));
-    if (value !== undefined) select.value = value;
-  }
+  options(ui.step, steps.map((value) => {
+    const pass = passOf(value, layers[0]) ?? data.passes.find((one) => one.step === value);
+    return [value, `${value}: ${pass.phase}, ${counted(distinctTokens(pass.tokens), "token")}`];
+  }));
+  options(ui.layer, layers.map((value) => [value, value]));
+  options(ui.rank, [["", "all"], ...Array.from({ length: data.ranks }, (_, r) => [r, `rank ${r}`])]);
 
   function passOf(wantedStep, wantedLayer) {
     return data.passes.find((pass) => pass.step === wantedStep && pass.layer === wantedLayer);
   }
 
-  const visible = (i) => (state.rank === null || model.source[i] === state.rank || model.owner[i] === state.rank) && (state.expert === null || model.expert[i] === state.expert);
+  const ofRank = (i) => state.rank === null || model.source[i] === state.rank || model.owner[i] === state.rank;
+  const visible = (i) => ofRank(i) && (state.expert === null || model.expert[i] === state.expert);
 
   // A pass begins: its routes, and what can be chosen in it.
   function read() {
@@ -64,48 +36,36 @@ function mount(root, data, opts = {}) {
     [state.step, state.layer] = [pass.step, pass.layer];
     model = readPass(data, pass);
     if (state.token !== null && !(state.token in model.tokens)) state.token = null;
-    if (state.expert !== null && !model.expertLoad[state.expert]) state.expert = null;
-    const used = [...model.expertLoad.keys()].filter((e) => model.expertLoad[e] > 0);
-    options(expert, [["", "all"], ...used.map((e) => [e, `${e} · rank ${data.owner[e]} · ${counted(model.expertLoad[e], "route")}`])]);
-    options(token, [["", "none"], ...model.tokens.map((one, i) => [i, `${one.text} · rank ${one.rank}, row ${one.row}`])]);
-    most.textContent = `${model.mostOfExpert} routes`;
+    options(ui.token, [["", "none"], ...model.tokens.map((one, i) => [i, `${one.text} · rank ${one.rank}, row ${one.row}`])]);
+    ui.most.textContent = `${model.mostOfExpert} routes`;
+  }
+
+  // The experts that can be chosen: those with a route of the chosen rank.
+  function listExperts() {
+    const load = new Int32Array(data.experts);
+    const wanted = state.expert;
+    state.expert = null;
+    for (let i = 0; i < model.n; i++) if (visible(i)) load[model.expert[i]] += 1;
+    state.expert = load[wanted] ? wanted : null;
+    const used = [...load.keys()].filter((e) => load[e] > 0);
+    options(ui.expert, [["", "all"], ...used.map((e) => [e, `${e} · rank ${data.owner[e]} · ${counted(load[e], "route")}`])]);
   }
 
   // Everything that does not change while it plays.
   function build() {
     const width = Math.min(1084, Math.max(420, stage.clientWidth || root.clientWidth - 16));
     if (!root.clientWidth) return;
-    const colours = theme(root);
-    const g = layout(data, model, width);
     chosen = state.token === null ? [] : sameToken(model.tokens, state.token);
-    const chosenMark = new Uint8Array(model.tokens.length);
-    for (const i of chosen) chosenMark[i] = 1;
-    const shownLoad = new Int32Array(data.ranks);
-    const shownOfExpert = new Int32Array(data.experts);
-    for (let i = 0; i < model.n; i++) if (visible(i)) { shownLoad[model.owner[i]] += 1; shownOfExpert[model.expert[i]] += 1; }
-    const routes = chosen.flatMap((i) => model.routesOf[i]).filter(visible);
-    const groups = groupsOf(data, model, g, visible);
-    const texts = new Map();
-    const inkNames = (colour) => (inkOn(colour) === "#ffffff" ? 1 : 0);
-    let done = null;
-    scene = {
-      data, model, g, colours, chosen, chosenMark, shownLoad, visible, rank: state.rank, expert: state.expert,
-      groups, counting: [groups.filter((part) => part.begin >= 1 && part.end <= 1.72), groups.filter((part) => part.begin >= 3.28)],
-      into: new Int32Array(data.ranks), share: new Float32Array(data.ranks), all: new Float32Array(data.ranks), arrived: [0, 0], lit: litSheet(model, g, shownOfExpert), done: () => (done ??= doneSheet(model, g, visible, chosenMark, chosen.length > 0)), paths: pathsOf(data, model, g, routes), labels: labelsOf(model, g, routes),
-      glyphs: model.tokens.length <= 400 ? glyphSheet(model.tokens) : null, dots: { small: dotSheet(data.ranks, DOT, colours), large: dotSheet(data.ranks, GLYPH, colours) },
-      inks: Array.from({ length: data.ranks }, (_, r) => inkNames(rankColour(r))), plainInk: inkNames(colours.background),
-      there: wireTotals(data, model.pass.wire.dispatch, data.row_bytes), home: wireTotals(data, model.pass.wire.combine, data.partial_bytes),
-      plainFont: "12px ui-sans-serif, system-ui, sans-serif", boldFont: "bold 12px ui-sans-serif, system-ui, sans-serif",
-      loadTexts: Array.from(model.load, (n, r) => `${shownLoad[r] === n ? "" : `${whole(shownLoad[r])} of `}${whole(n)}${r === model.busiest ? " ◀ busiest" : ""}`),
-      countText: (n) => { if (!texts.has(n)) texts.set(n, counted(n, "row") + " in"); return texts.get(n); },
-    };
+    scene = sceneOf(data, model, state, { width, colours: theme(root), chosen, visible });
+    const { g } = scene;
     stage.style.height = `${g.height}px`;
     drawStill(crisp(below, g.width, g.height), scene);
     crisp(above, g.width, g.height);
     const stride = Math.max(...scene.groups.map((part) => part.stride));
-    legend.querySelector(".mc-dots").textContent = stride > 1 ? `one dot stands for up to ${stride} rows; all are counted` : "";
+    ui.dots.textContent = stride > 1 ? `one dot stands for up to ${stride} rows; all are counted` : "";
     fillDetails();
     if (!table.hidden) fillTable();
+    spoken = "";
     show(t);
   }
 
@@ -117,11 +77,11 @@ function mount(root, data, opts = {}) {
       context.clearRect(0, 0, scene.g.width, scene.g.height);
       countArrivals(scene, t);
       drawMoving(context, scene, t);
-      counts[0].textContent = legText("dispatch", scene.there, scene.arrived[0]);
-      counts[1].textContent = legText("combine", scene.home, scene.arrived[1]);
+      tick(0, "dispatch", scene.there);
+      tick(1, "combine", scene.home);
     }
     scrub.value = t.toFixed(2);
-    if (root.dataset.phase !== phase || spoken !== summary(phase)) {
+    if (root.dataset.phase !== phase || spoken === "") {
       root.dataset.phase = phase;
       scrub.setAttribute("aria-valuetext", phase);
       chips.forEach((chip, i) => chip.setAttribute("aria-pressed", String(PHASES[i] === phase)));
@@ -135,11 +95,17 @@ function mount(root, data, opts = {}) {
     }
   }
 
+  function tick(leg, name, total) {
+    if (scene.arrived[leg] === scene.told[leg]) return;
+    scene.told[leg] = scene.arrived[leg];
+    counts[leg].textContent = legText(name, total, scene.arrived[leg]);
+  }
+
   function summary(phase) {
     if (!model) return phase;
     const { there, home } = scene ?? { there: { rows: 0 }, home: { rows: 0 } };
     const travel = phase === "dispatch" ? `, ${counted(there.rows, "row")} between ranks` : phase === "combine" ? `, ${counted(home.rows, "row")} between ranks` : "";
-    const busiest = `busiest rank ${model.busiest} with ${counted(model.load[model.busiest], "route")}`;
+    const busiest = `busiest rank ${model.busiest.join(" and ")} with ${counted(model.mostLoad, "route")}`;
     return `Step ${state.step}, layer ${state.layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}, ${counted(model.n, "route")}${travel}; ${busiest}.`;
   }
 
@@ -149,8 +115,10 @@ function mount(root, data, opts = {}) {
       return;
     }
     const routes = chosen.flatMap((i) => model.routesOf[i]).filter(visible).sort((a, b) => model.k[a] - model.k[b]);
-    details.replaceChildren(
-      h("p", {}, h("b", {}, `Token ${named(model.tokens[state.token])}`), ` → ${sharesOf(model, routes)}`),
+    const where = sharesOf(model, routes) || "none of its routes fits the choice of rank and expert";
+    details.replaceChildren(h("p", {}, h("b", {}, `Token ${named(model.tokens[state.token])}`), ` → ${where}`));
+    if (!table.hidden || !routes.length) return;
+    details.append(
       h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Contributions of the chosen token" }, routeTable(data, model, routes, false)));
   }
 
@@ -163,9 +131,11 @@ function mount(root, data, opts = {}) {
 
   function swap() {
     table.hidden = !table.hidden;
+    asTable.setAttribute("aria-pressed", String(!table.hidden));
     stage.hidden = legend.hidden = !table.hidden;
     if (table.hidden) build();
     else fillTable();
+    fillDetails();
   }
 
   function set(wanted) {
@@ -174,9 +144,11 @@ function mount(root, data, opts = {}) {
     for (const name of ["step", "layer", "token", "rank", "expert"]) if (name in wanted) state[name] = number(wanted[name]);
     if (!model || before !== `${state.step}/${state.layer}`) read();
     if (state.token !== null && !(state.token in model.tokens)) state.token = null;
-    for (const [select, value] of [[step, state.step], [layer, state.layer], [rank, state.rank], [expert, state.expert], [token, state.token]]) select.value = value ?? "";
+    listExperts();
+    for (const name of ["step", "layer", "rank", "expert", "token"]) ui[name].value = state[name] ?? "";
     if ("phase" in wanted && wanted.phase !== phaseAt(t)) t = STOPS[Math.max(0, PHASES.indexOf(wanted.phase))];
     scene = null;
+    spoken = "";
     build();
     show(t);
     tell();
@@ -210,7 +182,7 @@ function mount(root, data, opts = {}) {
 
   function toggle() {
     if (playing) return pause();
-    if (!table.hidden) { asTable.setAttribute("aria-pressed", "false"); swap(); }
+    if (!table.hidden) swap();
     if (reducedMotion()) return stepTo(t >= END ? -PHASES.length : 1); // no motion: one phase for each press
     if (t >= END) t = 0;
     playing = true;

@@ -69,7 +69,7 @@ function heads(context, data, g, colours) {
   context.font = "bold 11px ui-sans-serif, system-ui, sans-serif";
   context.fillStyle = colours.muted;
   const head = (text, x, align) => { context.textAlign = align; context.fillText(text, x, 11); };
-  head(g.narrow ? "tokens" : "tokens, each at its source rank", g.tokensAt, "left");
+  head(g.narrow ? "tokens" : data.reduce ? "tokens, on all ranks that share them" : "tokens, each at its source rank", g.tokensAt, "left");
   head("router", g.router, "center");
   if (!g.narrow) head("between ranks", (g.router + g.inbox) / 2 + 8, "center");
   head(g.narrow ? "experts" : `experts: ${whole(g.held[0].length)} a rank`, g.expertsAt, "left");

@@ -18,7 +18,7 @@ function layout(data, model, width) {
   const narrow = width < 760;
   const lane = Math.max(44, Math.min(104, Math.floor(560 / R)));
   const top = 24;
-  const label = narrow ? 54 : 70;
+  const label = narrow ? 56 : 78;
   const load = narrow ? 92 : 128;
   const room = width - label - load;
   const g = {
@@ -144,6 +144,7 @@ function arrivals(groups, t, share, all) {
       if (passed >= part.start[i] + 1 - STAGGER) share[part.to[i]] += 1;
     }
   }
-  const late = groups.reduce((end, part) => Math.max(end, part.end), 0);
-  for (let rank = 0; rank < share.length; rank++) share[rank] = t >= late ? 1 : all[rank] ? share[rank] / all[rank] : 0;
+  const [early, late] = [groups[0].begin, groups[groups.length - 1].end];
+  const passed = Math.min(1, (t - early) / (late - early)); // for rows that a filter hides
+  for (let rank = 0; rank < share.length; rank++) share[rank] = t >= late ? 1 : all[rank] ? share[rank] / all[rank] : passed;
 }

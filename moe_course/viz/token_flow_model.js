@@ -25,7 +25,8 @@ function readPass(data, pass) {
     found.routesOf[found.token[i]].push(i);
     found.mostK = Math.max(found.mostK, found.k[i] + 1);
   }
-  found.busiest = found.load.indexOf(Math.max(...found.load));
+  found.mostLoad = Math.max(...found.load);
+  found.busiest = [...found.load.keys()].filter((rank) => found.load[rank] === found.mostLoad);
   found.mostOfExpert = Math.max(1, ...found.expertLoad);
   return found;
 }

@@ -92,7 +92,7 @@ function drawLit(context, scene, t) {
   const { model, g, colours, shownLoad, loadTexts } = scene;
   const done = Math.min(1, Math.max(0, t - 2));
   drawSheet(context, scene.lit, g, done === 0 ? 0 : 0.25 + 0.75 * done);
-  const most = model.load[model.busiest] || 1;
+  const most = model.mostLoad || 1;
   context.textAlign = "left";
   context.lineWidth = 1;
   for (let r = 0; r < g.R; r++) {
@@ -105,7 +105,7 @@ function drawLit(context, scene, t) {
     context.fillRect(g.loadAt, y - 1, ((g.loadWidth * shownLoad[r]) / most) * done, 12);
     context.strokeRect(g.loadAt + 0.5, y - 0.5, Math.max(0, full - 1), 11);
     context.fillStyle = colours.text;
-    context.font = r === model.busiest ? scene.boldFont : scene.plainFont;
+    context.font = model.load[r] === most ? scene.boldFont : scene.plainFont;
     context.fillText(loadTexts[r], g.loadAt, y - 10, g.loadWidth);
   }
 }

@@ -248,4 +248,4 @@ def test_rows_that_fly_are_those_on_the_wire(shape, tmp_path: Path):
             expected[source, destination] += rows
         assert Counter((source, destination) for _, source, destination, _, _ in drawn) == +expected, way
     owners = Counter(data["passes"][0]["routes"]["owner"])
-    assert load == [owners[rank] for rank in range(data["ranks"])] and load[busiest] == max(load)
+    assert load == [owners[rank] for rank in range(data["ranks"])] and all(load[rank] == max(load) for rank in busiest)
