@@ -86,7 +86,7 @@ def test_a_trace_of_a_newer_version_is_refused_by_option(recorded):
 
 
 def test_a_run_is_simulated_with_the_torch_threads_it_had(recorded, monkeypatch):
-    """Attention adds in another order with two threads than with one: records of processes would differ in last bits."""
+    """With two threads attention adds in another order than with one, and the last bits of records would differ."""
     seen, before = [], torch.get_num_threads()
     monkeypatch.setattr("moe_course.trace.simulate.run_here", lambda *given: seen.append(torch.get_num_threads()))
     for threads in (2, 1):
