@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from moe_course.stages import Stages
     from moe_course.trace import Trace
 
 
@@ -26,15 +27,22 @@ class Rehearsal:
         trace: of all ranks.
         rows: `(step, layer)` -> for each rank the rows `[T, H]` fp32 that it brought to the layer.
         topk_ids: the same keys; `[T, K]` int32, the experts they wanted.
+        texts: how each prompt goes on.
     """
 
     trace: Trace
     rows: dict[tuple[int, int], list[torch.Tensor]]
     topk_ids: dict[tuple[int, int], list[torch.Tensor]]
+    texts: list[str]
 
 
-def rehearse(prompts: Sequence[str], world_size: int, max_new_tokens: int = 2) -> Rehearsal:
+def rehearse(
+    prompts: Sequence[str], world_size: int, max_new_tokens: int = 2, stages: Stages | None = None
+) -> Rehearsal:
     """Run `prompts` on `world_size` ranks with expert parallelism, dispatch by all-gather. A rank may have no prompt.
+
+    Args:
+        stages: other stages than the package's, right or wrong.
 
     Raises what a run raises: ConfigError, for example, when there is no prompt.
     """
@@ -52,7 +60,7 @@ def rehearse(prompts: Sequence[str], world_size: int, max_new_tokens: int = 2) -
         path = Path(folder) / "trace"
 
         def on_rank(comm) -> dict[str, Any]:
-            recorder, seen, found = _one_rank(job, comm)
+            recorder, seen, found = _one_rank(job, comm, stages)
             write_rank(path, comm.rank, recorder, {})
             return found | {"seen": seen}
 
@@ -62,10 +70,12 @@ def rehearse(prompts: Sequence[str], world_size: int, max_new_tokens: int = 2) -
         trace = Trace.load(path)
     passes = sorted(everybody[0]["seen"])
     both = [{key: [part["seen"][key][place] for part in everybody] for key in passes} for place in (0, 1)]
-    return Rehearsal(trace, *both)
+    return Rehearsal(trace, *both, [job.tokenizer.decode(tokens) for tokens in trace.meta["new_tokens"]])
 
 
-def _one_rank(job, comm) -> tuple[Any, dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]], dict[str, Any]]:
+def _one_rank(
+    job, comm, stages
+) -> tuple[Any, dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]], dict[str, Any]]:
     """Its recorder; its rows and ids of each pass through each layer; what `describe` asks for."""
     from moe_course.glm.generate import generate
     from moe_course.glm.model import load
@@ -78,7 +88,7 @@ def _one_rank(job, comm) -> tuple[Any, dict[tuple[int, int], tuple[torch.Tensor,
         if stage == "route":
             seen[comm.step, layer.layer] = (tensors["hidden_states"].clone(), tensors["topk_ids"].clone())
 
-    model = load(job.options.model, comm, job.plan, on_event=watch, backend=job.backend)
+    model = load(job.options.model, comm, job.plan, stages=stages, on_event=watch, backend=job.backend)
     recorder.watch(model)
     exact = model.blocks[0].layer.row_invariance().exact
     generations, timing = generate(model, job.mine(comm.rank), job.options.max_new_tokens, on_pass=recorder.on_pass)
