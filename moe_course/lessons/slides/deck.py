@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from moe_course.lessons.slides import numbers
 from moe_course.lessons.slides.errors import SlidesError
 
+# markdown-it comes with rich, which the command line needs.
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 _FRONT = re.compile(r"\A---\nnotebook: (\w+)\n---\n")
 _CLASS = re.compile(r"\A<!-- class: ([\w -]+) -->\n+")
