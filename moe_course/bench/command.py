@@ -80,13 +80,16 @@ def trace(
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """What a trace adds to a step: a prefill of 512 rows a rank, and a decode of one; 2 and 4 ranks."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    ways = {"bare": "nobody listens", "ids": "a run", "trace": "--trace", "values": "--trace-values"}
+    ways = {"bare": "no recorder", "ids": "a run", "trace": "--trace", "values": "--trace-values"}
     figures = _measure(console, "moe_course.bench.trace_ranks", rounds)
-    table = Table(title=f"what a trace adds to a step ({rounds} rounds, in turns)", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"what a trace adds to a step ({rounds} rounds, in turns)", title_justify="left"
+    )
     for name in ("ranks", "step", "way", "fastest", "added, fastest", "added, median", "aim"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in figures:
