@@ -88,9 +88,11 @@ def trace(
     ways = {"bare": "no recorder", "ids": "a run", "trace": "--trace", "values": "--trace-values"}
     figures = _measure(console, "moe_course.bench.trace_ranks", rounds)
     table = Table(
-        box=box.SIMPLE_HEAD, title=f"what a trace adds to a step ({rounds} rounds, in turns)", title_justify="left"
+        box=box.SIMPLE_HEAD,
+        title=f"what a trace adds to a step: fastest, and median of {rounds} rounds in turns",
+        title_justify="left",
     )
-    for name in ("ranks", "step", "way", "fastest", "added, fastest", "added, median", "aim"):
+    for name in ("ranks", "step", "way", "fastest", "adds", "median", "aim"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in figures:
         for way, name in ways.items():
