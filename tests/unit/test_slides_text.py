@@ -155,6 +155,8 @@ def test_an_older_pdf_is_seen(tmp_path, made_up):
 def test_what_is_missing_is_named_with_its_cure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CHROMIUM", raising=False)
+    with pytest.raises(SlidesError, match="built in a copy of the repository"):
+        tools.reveal(tmp_path)
     (tmp_path / "package-lock.json").write_text("{}")
     with pytest.raises(SlidesError, match="npm is missing.*apt install npm"):
         tools.reveal(tmp_path)

@@ -25,6 +25,8 @@ CHROMIUM_FLAGS = [
 def reveal(folder: Path) -> Path:
     """The folder of reveal.js, fetched into `folder`/node_modules as package-lock.json says, if it is not there."""
     found, wanted = folder / "node_modules" / ".package-lock.json", folder / "package-lock.json"
+    if not wanted.exists():
+        raise SlidesError(f"no {wanted}: decks are built in a copy of the repository, with `make slides`")
     if not found.exists() or found.stat().st_mtime < wanted.stat().st_mtime:
         npm = shutil.which("npm")
         if npm is None:
