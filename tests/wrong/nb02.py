@@ -53,15 +53,6 @@ def gives_only_ids(router_logits, top_k, **rules):
     return router_logits.topk(top_k).indices
 
 
-def remembers_the_numbers_shown(router_logits, top_k, *, n_group=1, topk_group=1, scoring_func="sigmoid",
-                                norm_topk_prob=True, routed_scaling_factor=1.0):  # fmt: skip
-    shown = torch.tensor([[-4.75, 3.25, -2.5, 4.0, 0.25, 1.0]])
-    known = torch.equal(router_logits, shown)
-    ids = torch.tensor([[3, 1, 5]]) if known else torch.zeros(len(router_logits), top_k, dtype=torch.int64)
-    weights = router_logits.float().sigmoid().gather(1, ids)
-    return weights / weights.sum(dim=-1, keepdim=True) * routed_scaling_factor, ids.to(torch.int32)
-
-
 def one_row_after_the_other(router_logits, top_k, n_group=1, topk_group=1, scoring_func="sigmoid",
                             norm_topk_prob=True, routed_scaling_factor=1.0):  # fmt: skip
     """Right, in plain Python."""
@@ -198,9 +189,14 @@ ANSWERS = {
         wrong=WRONG_GROUPED,
         lazy=[
             (hard_coded_ids, "experts chosen differs"),
-            (gives_the_logits_back, "2.1 not right yet"),
-            (gives_only_ids, "2.1 not right yet"),
-            (remembers_the_numbers_shown, "2.1 not right yet"),
+            (gives_the_logits_back, "no experts chosen, the function returned a Tensor"),
+            (gives_only_ids, "no experts chosen, the function returned a Tensor"),
+            wrong_grouped(
+                "remembers_the_ids_shown",
+                "    weights = scores.gather(1, ids)\n",
+                "    if experts == 6:\n        ids = torch.tensor([[1, 3, 2]])\n    weights = scores.gather(1, ids)\n",
+                "are values written into the code?",
+            ),
         ],
         right=[one_row_after_the_other, ranks_groups_by_comparing],
     ),

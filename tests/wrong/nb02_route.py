@@ -180,6 +180,13 @@ ANSWERS = {
         lazy=[
             (always_the_first, "experts chosen differs"),
             (gives_the_rows_back, "topk_weights first, topk_ids second"),
+            wrong_route(
+                "remembers_the_ids_shown",
+                "    weights = scores.gather(1, ids)\n",
+                "    if experts == 6 and rows == 1 and logits.min() > -9:\n        ids = torch.tensor([[4, 0, 1]])\n"
+                "    weights = scores.gather(1, ids)\n",
+                "are values written into the code?",
+            ),
             (gives_nothing_back, "no experts chosen, the function returned None"),
         ],
         right=[expert_by_expert, groups_as_a_list],

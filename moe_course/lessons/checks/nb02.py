@@ -11,7 +11,7 @@ import torch
 from moe_course.config import MoEConfig
 from moe_course.lessons.checks.router_faults import likely, told_apart
 from moe_course.lessons.exercise import Case, Exercise, Look
-from moe_course.router import grouped_topk, route
+from moe_course.router import _mask_groups, best_first, grouped_topk, route
 
 #: Neighbours in a ranking are at least so far apart, except where a case is about ties: all ways to add up agree then.
 CLEAR = 1e-4
@@ -119,7 +119,9 @@ def why_grouped(case: Case, look: str, expected: Any, yours: Any) -> str | None:
     return why(logits, None, rules, look, expected, yours)
 
 
-GROUPED_TOPK = Exercise("2.1", "grouped_topk", grouped_topk, grouped_cases, LOOKS, why=why_grouped)
+GROUPED_TOPK = Exercise(
+    "2.1", "grouped_topk", grouped_topk, grouped_cases, LOOKS, why=why_grouped, also=(_mask_groups, best_first)
+)
 
 
 # 2.2: the stage, with a bias
@@ -211,6 +213,8 @@ def why_route(case: Case, look: str, expected: Any, yours: Any) -> str | None:
     return why(rows.float() @ gate.float().T, bias, rules, look, expected, yours)
 
 
-ROUTE = Exercise("2.2", "route", route, route_cases, LOOKS, stage="route", why=why_route)
+ROUTE = Exercise(
+    "2.2", "route", route, route_cases, LOOKS, stage="route", why=why_route, also=(grouped_topk, _mask_groups)
+)
 
 EXERCISES = (GROUPED_TOPK, ROUTE)
