@@ -20,6 +20,10 @@ class Stages:
         dispatch(hidden_states, topk_weights, topk_ids, *, comm, placement) -> Dispatched
         experts(dispatched, w13, w2, expert_map) -> Tensor
         combine(expert_output, dispatched, *, comm) -> Tensor [T, H]
+
+    `combine` finds the way home by `dispatched.handle`, so your `dispatch` has to set what the `combine` of the run
+    reads: for `allgather_reducescatter` the number of rows of each rank, in rank order; for the other backends the
+    dataclass that their own `dispatch` makes. With a `combine` of your own it is between the two of them.
     """
 
     route: Callable = route

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from moe_course.comm.sim import _Board
 from moe_course.lessons.compare import difference
 from moe_course.lessons.exercise import Case, Cost, Exercise
 from moe_course.lessons.limit import TooSlow, within
@@ -18,8 +17,6 @@ from moe_course.lessons.verdict import Verdict
 
 #: Seeds of the cases that are shown, and of those with other numbers.
 SHOWN, HIDDEN = 1, 2
-#: Where ranks that are threads wait for each other.
-MEETING = _Board.meet.__code__
 
 
 def judge(exercise: Exercise, fn: Callable, kept: dict[str, Any] | None = None) -> Verdict:
@@ -139,14 +136,9 @@ def _raised(exercise: Exercise, rebuilt: Rebuilt, error: Exception, where: str) 
 
 
 def _busy(frames: Sequence[FrameType], rebuilt: Rebuilt) -> str | None:
-    """Where a thread that does not end was, if it computes; one that waits for the others is not to blame."""
-    for frame in frames:
-        line, waits = rebuilt.line_of(frame), False
-        while frame is not None:
-            waits, frame = waits or frame.f_code is MEETING, frame.f_back
-        if line and rebuilt.source and not waits:
-            return f"line {line[0]} of your function: {line[1]}"
-    return None
+    """Where a thread was that does not end. Those that only wait for others have given up by then."""
+    lines = [line for line in map(rebuilt.line_of, frames) if line and rebuilt.source]
+    return f"line {lines[0][0]} of your function: {lines[0][1]}" if lines else None
 
 
 def _line_of(error: BaseException | None, rebuilt: Rebuilt) -> tuple[int, str] | None:

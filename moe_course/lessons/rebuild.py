@@ -105,8 +105,7 @@ def outside_names(source: str) -> set[str]:
     while tables:
         here = tables.pop()
         tables += here.get_children()
-        top = here.get_type() == "module"
-        found |= {s.get_name() for s in here.get_symbols() if s.is_referenced() and (top or s.is_global())}
+        found |= {s.get_name() for s in here.get_symbols() if s.is_referenced() and s.is_global()}
     return found - own
 
 

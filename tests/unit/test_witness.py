@@ -81,6 +81,17 @@ def test_right_stages_written_another_way_pass(tmp_path):
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(outputs, expected, strict=True))
 
 
+def test_a_handle_of_your_own_is_between_your_dispatch_and_your_combine(tmp_path):
+    own = {
+        "dispatch": GATHERED.replace("tuple(gathered.counts)", "{'counts': gathered.counts}"),
+        "combine": COMBINED.replace("dispatched.handle", "dispatched.handle['counts']"),
+    }
+    for (outputs, _), (expected, _) in zip(run(tmp_path / "my", own), run(tmp_path / "no", {}), strict=True):
+        assert all(map(torch.equal, outputs, expected))
+    with pytest.raises(VerificationFailed, match="handle is a dict, expected a list"):
+        run(tmp_path / "half", {"dispatch": own["dispatch"]})
+
+
 FACTOR = ("= gathered.rows,", "= gathered.rows * {},")
 WRONG = {
     "foreign ids": ("dispatch", GATHERED, "here & ", "", "the known pass before generation: topk_ids["),
