@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,9 @@ def build(reveal):
 
 @pytest.fixture(scope="module")
 def built(build, tmp_path_factory):
-    """All decks as HTML: name -> file."""
+    """`built(name)`: that deck as HTML, made once."""
     folder = tmp_path_factory.mktemp("decks")
-    return {source.stem: build(source, folder) for source in DECKS}
+    return cache(lambda name: build(SLIDES / f"{name}.md", folder))
 
 
 @pytest.fixture
@@ -118,13 +119,13 @@ def faults(screen, html: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", [path.stem for path in DECKS])
 def test_every_slide_is_whole_quiet_and_readable(screen, built, name):
-    assert faults(screen, built[name]) == []
+    assert faults(screen, built(name)) == []
 
 
 @pytest.mark.parametrize("size", [(1920, 1080), (1024, 768)], ids=str)
 def test_nothing_overflows_on_other_screens(screen, built, size):
     screen.set_viewport_size({"width": size[0], "height": size[1]})
-    assert faults(screen, built["07_dispatch"]) == []
+    assert faults(screen, built("07_dispatch")) == []
 
 
 SMALL = """---
@@ -186,7 +187,7 @@ def test_notes_that_are_gone_are_missed(screen, small, tmp_path):
 
 @pytest.mark.parametrize("name", ["00_overview", "07_dispatch"])
 def test_the_player_plays_in_the_deck_and_keeps_its_place(screen, built, name):
-    show(screen, built[name])
+    show(screen, built(name))
     slide = screen.evaluate("Reveal.getSlides().findIndex((s) => s.querySelector('.player'))")
     assert screen.locator(".player .live > *").count() == (1 if slide == 0 else 0), "it waits until its slide is shown"
     screen.evaluate("(slide) => Reveal.slide(slide)", slide)
@@ -204,7 +205,7 @@ def test_the_player_plays_in_the_deck_and_keeps_its_place(screen, built, name):
 
 
 def test_keys_of_the_player_do_not_turn_the_slide(screen, built):
-    show(screen, built["00_overview"])
+    show(screen, built("00_overview"))
     slide = screen.evaluate("Reveal.getSlides().findIndex((s) => s.querySelector('.player'))")
     screen.evaluate("(slide) => Reveal.slide(slide)", slide)
     screen.locator(".player [data-phase]").focus()
@@ -216,7 +217,7 @@ def test_keys_of_the_player_do_not_turn_the_slide(screen, built):
 
 
 def test_the_speaker_sees_notes(screen, built):
-    show(screen, built["00_overview"])
+    show(screen, built("00_overview"))
     with screen.expect_popup() as opened:
         screen.keyboard.press("s")
     notes = opened.value.locator(".speaker-controls-notes .value")
@@ -227,7 +228,7 @@ def test_the_speaker_sees_notes(screen, built):
 
 
 def test_on_paper_the_player_is_still_and_nothing_is_hidden(screen, built):
-    show(screen, built["00_overview"], "?print-pdf")
+    show(screen, built("00_overview"), "?print-pdf")
     assert screen.locator(".pdf-page").count() == screen.evaluate("Reveal.getSlides().length")
     assert screen.locator(".player .live").evaluate("(e) => getComputedStyle(e).display") == "none"
     assert screen.locator(".player .still").evaluate(
