@@ -24,7 +24,7 @@ SECTIONS = {
     "Go Deeper": 1,
 }
 #: Items whose notebook does not exist yet. Lower it with every notebook that is written.
-NOT_WRITTEN = 41
+NOT_WRITTEN = 38
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,24 @@ _SYMBOLS = (
     "`w1`",
     "`w13`",
     "`w2`",
+)
+#: What the note says it saw in the source, what it inferred, and what it says nobody ran.
+_CLAIMS = (
+    "thin alias",
+    "one group",
+    "no expert is cut",
+    "local row",
+    "global ids",
+    "ids and weights",
+    "local experts",
+    "in order",
+    "fraction of the experts",
+    "other backends",
+    "DeepEP",
+    "CUDA graphs, throughput",
+    "own weights",
+    "source-read",
+    "not checked",
 )
 _BOXES = tuple(f"\n| {box} | " for box in "ABCDEFGHIJ")
 
@@ -119,7 +137,13 @@ ITEMS = (
     Item("Where It Breaks", _10, "note:break-shape"),
     Item("Where It Breaks", _11, "note:break-skew"),
     Item("Where It Breaks", _12, "note:where-it-breaks"),
-    Item("GLM-5.1 Enters a Shared MoE Shell", _13, "note:shell-end-to-end"),
-    Item("Verification Boundary", _13, "note:verification-boundary"),
-    Item("Go Deeper", _13, "note:go-deeper"),
+    Item(
+        "GLM-5.1 Enters a Shared MoE Shell",
+        _13,
+        "note:shell-end-to-end",
+        ("DeepSeek family", "whole on every rank", "One row per token"),
+        written=True,
+    ),
+    Item("Verification Boundary", _13, "note:verification-boundary", _CLAIMS, written=True),
+    Item("Go Deeper", _13, "note:go-deeper", ("`moe_course.run`", "vLLM", "One thing to remember"), written=True),
 )
