@@ -146,7 +146,7 @@ function mount(root, data, opts = {}) {
     if (state.token !== null && !(state.token in model.tokens)) state.token = null;
     listExperts();
     for (const name of ["step", "layer", "rank", "expert", "token"]) ui[name].value = state[name] ?? "";
-    if ("phase" in wanted && wanted.phase !== phaseAt(t)) t = STOPS[Math.max(0, PHASES.indexOf(wanted.phase))];
+    if ("phase" in wanted && wanted.phase !== phaseAt(t)) t = stopsOf(data)[Math.max(0, PHASES.indexOf(wanted.phase))];
     scene = null;
     spoken = "";
     build();
@@ -204,7 +204,7 @@ function mount(root, data, opts = {}) {
   function stepTo(by) {
     pause();
     const at = PHASES.indexOf(phaseAt(t));
-    show(STOPS[Math.min(PHASES.length - 1, Math.max(0, at + by))]);
+    show(stopsOf(data)[Math.min(PHASES.length - 1, Math.max(0, at + by))]);
     tell();
   }
 

@@ -15,7 +15,7 @@ function controlsOf(data, does) {
   speed.value = "1";
   const on = h("input", { type: "checkbox" });
   const asTable = button("as table", does.swap, { "aria-pressed": "false" });
-  const chips = PHASES.map((name, i) => button(name, () => { does.goTo(STOPS[i]); does.tell(); }, { class: "mc-phase" }));
+  const chips = PHASES.map((name, i) => button(name, () => { does.goTo(stopsOf(data)[i]); does.tell(); }, { class: "mc-phase" }));
   const [step, layer, token] = [pick("Step", "step", { token: null }), pick("Layer", "layer"), pick("Token", "token")];
   const [rank, expert] = [pick("Only rank", "rank"), pick("Only expert", "expert")];
   const below = h("canvas", { "aria-hidden": "true" });

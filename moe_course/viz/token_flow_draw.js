@@ -193,9 +193,9 @@ function drawChosen(context, { paths, labels, g, colours }) {
   context.font = "bold 11px ui-sans-serif, system-ui, sans-serif";
   context.textAlign = "left";
   context.lineWidth = 2;
-  for (const { text, left, top, wide, x, y, colour } of labels) {
-    context.strokeStyle = colours.text;
-    context.strokeRect(x, y, w, w);
+  context.strokeStyle = colours.text;
+  for (const { x, y } of labels) context.strokeRect(x, y, w, w);
+  for (const { text, left, top, wide, colour } of labels) {
     context.fillStyle = colours.text;
     context.fillRect(left, top, wide, 13);
     context.fillStyle = colour;

@@ -68,12 +68,22 @@ const points = {
   expert: (g, expert) => [g.experts[expert].x + g.expertTile.w / 2, g.experts[expert].y + g.expertTile.h / 2],
 };
 
-// A group of dots that move together in the window begin..end: columns, sorted so that one look is drawn in one go.
-function group(begin, end, moves, hold) {
-  const stride = Math.ceil(moves.length / MOST_MOVING) || 1;
-  const few = Math.min(1, moves.length / 12); // the golden ratio mixes them evenly, whatever their order
-  const all = moves.map((move, i) => ({ ...move, start: ((i * 0.6180339887) % 1) * STAGGER * few }));
-  const kept = all.filter((_, i) => i % stride === 0).sort((a, b) => a.look - b.look);
+// A group of dots that move together in the window begin..end, in columns sorted by look. `parts` are pairs of a list
+// and what makes a move of one of its items; only moves that are drawn are made.
+function group(begin, end, parts, hold) {
+  const total = parts.reduce((sum, [items]) => sum + items.length, 0);
+  const stride = Math.ceil(total / MOST_MOVING) || 1;
+  const few = Math.min(1, total / 12);
+  const kept = [];
+  let i = 0;
+  for (const [items, make] of parts) {
+    items.forEach((item, at) => {
+      // the golden ratio mixes the starts evenly, whatever the order of the moves
+      if (i % stride === 0) kept.push(Object.assign(make(item, at), { start: ((kept.length * 0.6180339887) % 1) * STAGGER * few }));
+      i += 1;
+    });
+  }
+  kept.sort((a, b) => a.look - b.look);
   const column = (name, Kind) => Kind.from(kept, (move) => move[name]);
   return {
     begin, end, hold, stride, n: kept.length, look: column("look", Int32Array), token: column("token", Int32Array),
@@ -95,41 +105,30 @@ function groupsOf(data, model, g, visible) {
   const half = (token, rank) => points.half(g, model, token, rank);
   const port = (token) => points.port(g, model, token, (model.mostK - 1) / 2);
   const hops = data.shape === "two_hop";
-  const groups = [];
-  groups.push(group(0, 1, shown.map((i) => move(model.token[i], points.token(g, model.token[i]), points.port(g, model, model.token[i], model.k[i]), lookOf(model.source[i], crosses(i)))), 0));
+  const toRouter = (i) => move(model.token[i], points.token(g, model.token[i]), points.port(g, model, model.token[i], model.k[i]), lookOf(model.source[i], crosses(i)));
+  const groups = [group(0, 1, [[shown, toRouter]], 0)];
   // rows on their way: those that stay at home move too, as squares, and are not counted
   const stay = [...new Map(shown.filter((i) => model.source[i] === model.owner[i]).map((i) => [model.token[i], i])).values()];
-  const there0 = there.filter((copy) => copy[4] === 0);
-  const there1 = there.filter((copy) => copy[4] === 1);
+  const staying = (from, to) => (i) => move(model.token[i], from(model.token[i], model.source[i]), to(model.token[i], model.source[i]), lookOf(model.source[i], 1));
+  const copying = (from, to) => (copy, at) => move(copy[0], from(copy[0], copy[1], at), to(copy[0], copy[2]), lookOf(copy[1], copy[3] ? 0 : 2), copy[2]);
+  const leg = (copies, hop) => copies.filter((copy) => copy[4] === hop);
   const single = data.shape === "all_to_all" || data.shape === "low_latency"; // then rows of one token differ by k
-  const spread = single ? spreader(model, shown) : null;
-  const starts = (copy, at) => (spread ? points.port(g, model, copy[0], spread.k(at)) : port(copy[0]));
-  const mid = hops ? 1.4 : 1.72;
-  const stays = stay.map((i) => move(model.token[i], port(model.token[i]), hops ? half(model.token[i], model.source[i]) : door(model.token[i], model.source[i]), lookOf(model.source[i], 1)));
-  const land = hops ? half : door;
-  groups.push(group(1, mid, [...stays, ...there0.map((copy, at) => move(copy[0], starts(copy, at), land(copy[0], copy[2]), lookOf(copy[1], copy[3] ? 0 : 2), copy[2]))], mid));
-  if (hops) {
-    const own = stay.map((i) => move(model.token[i], half(model.token[i], model.source[i]), door(model.token[i], model.source[i]), lookOf(model.source[i], 1)));
-    groups.push(group(mid, 1.72, [...own, ...there1.map((copy) => move(copy[0], half(copy[0], copy[1]), door(copy[0], copy[2]), lookOf(copy[1], 0), copy[2]))], 1.72));
-  }
-  const toExperts = (i) => move(model.token[i], door(model.token[i], model.owner[i]), points.expert(g, model.expert[i]), lookOf(model.source[i], crosses(i)));
-  groups.push(group(1.72, 2, shown.map(toExperts), 2.02));
-  const fromExperts = (i) => move(model.token[i], points.expert(g, model.expert[i]), door(model.token[i], model.owner[i]), lookOf(model.owner[i], crosses(i)));
-  groups.push(group(3, 3.28, shown.map(fromExperts), 3.28));
-  const split = hops || data.shape === "no_dp_ep" ? 3.62 : 4;
-  const back0 = home.filter((copy) => copy[4] === 0);
-  const back1 = home.filter((copy) => copy[4] === 1);
-  const rest = stay.map((i) => move(model.token[i], door(model.token[i], model.source[i]), points.token(g, model.token[i]), lookOf(model.source[i], 1)));
-  const goal = (token, rank) => (split < 4 ? half(token, rank) : points.token(g, token));
-  groups.push(group(3.28, split, [...(split < 4 ? [] : rest), ...back0.map((copy) => move(copy[0], door(copy[0], copy[1]), goal(copy[0], copy[2]), lookOf(copy[1], copy[3] ? 0 : 2), copy[2]))], split));
-  if (split < 4) groups.push(group(split, 4, [...rest, ...back1.map((copy) => move(copy[0], half(copy[0], copy[1]), points.token(g, copy[0]), lookOf(copy[1], 0), copy[2]))], 4));
-  return groups;
-}
-
-// For backends that send one row per route: which k the n-th travelling route has.
-function spreader(model, shown) {
   const ks = shown.filter((i) => model.source[i] !== model.owner[i]).map((i) => model.k[i]);
-  return { k: (at) => ks[at] };
+  const starts = (token, rank, at) => (single ? points.port(g, model, token, ks[at]) : port(token));
+  const mid = hops ? 1.4 : 1.72;
+  const land = hops ? half : door;
+  groups.push(group(1, mid, [[stay, staying(port, land)], [leg(there, 0), copying(starts, land)]], mid));
+  if (hops) groups.push(group(mid, 1.72, [[stay, staying(half, door)], [leg(there, 1), copying(half, door)]], 1.72));
+  const toExperts = (i) => move(model.token[i], door(model.token[i], model.owner[i]), points.expert(g, model.expert[i]), lookOf(model.source[i], crosses(i)));
+  groups.push(group(1.72, 2, [[shown, toExperts]], 2.02));
+  const fromExperts = (i) => move(model.token[i], points.expert(g, model.expert[i]), door(model.token[i], model.owner[i]), lookOf(model.owner[i], crosses(i)));
+  groups.push(group(3, 3.28, [[shown, fromExperts]], 3.28));
+  const split = hops || data.shape === "no_dp_ep" ? 3.62 : 4;
+  const tile = (token) => points.token(g, token);
+  const rest = [stay, staying(door, tile)];
+  if (split === 4) groups.push(group(3.28, 4, [rest, [leg(home, 0), copying(door, tile)]], 4));
+  else groups.push(group(3.28, split, [[leg(home, 0), copying(door, half)]], split), group(split, 4, [rest, [leg(home, 1), copying(half, tile)]], 4));
+  return groups;
 }
 
 // How many of the rows into each rank have arrived at time t, as shares 0..1: `groups` are those of one direction.

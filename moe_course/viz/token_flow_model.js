@@ -2,7 +2,7 @@
 
 const PHASES = ["at source", "router", "dispatch", "experts", "combine", "done"];
 // Where stepping stops in each phase: the moment that shows it best.
-const STOPS = [0, 0.8, 1.45, 3, 3.65, 5];
+const stopsOf = (data) => (["two_hop", "no_dp_ep"].includes(data.shape) ? [0, 0.8, 1.57, 3, 3.82, 5] : [0, 0.8, 1.45, 3, 3.65, 5]);
 const END = 5;
 const phaseAt = (t) => PHASES[t <= 0 ? 0 : t > 4 ? 5 : Math.ceil(t)];
 
@@ -44,8 +44,11 @@ function sameToken(tokens, index) {
 function travelling(data, model, visible) {
   const there = [];
   const home = [];
-  const seen = new Set();
-  const once = (...key) => !seen.has(key.join()) && seen.add(key.join());
+  const seen = [new Set(), new Set()];
+  const once = (token, rank, set = seen[0]) => {
+    const key = token * data.ranks + rank;
+    return !set.has(key) && Boolean(set.add(key));
+  };
   const each = (f) => {
     for (let i = 0; i < model.n; i++) if (visible(i)) f(model.token[i], model.source[i], model.owner[i], model.via[i], i);
   };
@@ -53,11 +56,11 @@ function travelling(data, model, visible) {
     const peers = peersOf(data, model.pass.wire.dispatch);
     const wanted = new Set();
     const shown = new Set();
-    each((token, source, owner) => { wanted.add(`${token},${owner}`); shown.add(token); });
+    each((token, source, owner) => { wanted.add(token * data.ranks + owner); shown.add(token); });
     for (const token of shown) {
       const source = model.tokens[token].rank;
       for (const peer of peers[source]) {
-        const used = wanted.has(`${token},${peer}`);
+        const used = wanted.has(token * data.ranks + peer);
         there.push([token, source, peer, used, 0]);
         home.push([token, peer, source, used, 0]);
       }
@@ -71,7 +74,7 @@ function travelling(data, model, visible) {
   } else if (data.shape === "two_hop") {
     each((token, source, owner, known) => {
       const via = known < 0 ? source : known;
-      const first = once("first", token, via);
+      const first = once(token, via, seen[1]);
       if (first && via !== source) there.push([token, source, via, true, 0]);
       if (!once(token, owner)) return;
       if (owner !== via) {
