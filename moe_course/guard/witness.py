@@ -1,8 +1,9 @@
 """Your own stages in a run, each next to the package's: one that fails or differs is named, with its file.
 
 In the known pass before generation (`guard/canary.py`), and with `--check` in the first two passes over real rows, the
-package's function gets the same inputs, on the same ranks and with real exchanges. What they cost is in no ledger.
-Ranks agree on the finding: the first one that saw something raises it, the others say that they lost it.
+package's function gets the same inputs, on the same ranks and with real exchanges. What that costs is in no ledger,
+only in the times of those passes. Ranks agree on the finding: the first one that saw something raises it, the others
+say that they lost it.
 
 Built in: notebook 13.
 """

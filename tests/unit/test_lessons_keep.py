@@ -104,6 +104,16 @@ def test_check_prints_its_verdict_and_reveal_the_package(capsys):
     assert "# moe_course.combine\ndef sum_contributions(" in out and "return total" in out
 
 
+def test_a_notebook_gets_the_table_as_a_picture_too(monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr("moe_course.lessons.verdict._in_kernel", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    check.combine_rows(cell("def f(a, b): return a"))
+    check.combine_rows(cell("def f(a, b): return a + b"))
+    assert [sorted(bundle) for bundle in shown] == [["image/png", "text/plain"]]
+    assert "0.1 ok" in capsys.readouterr().out
+
+
 def test_keep_writes_a_file_that_stands_alone(folder, capsys):
     fn = cell("def my_combine_rows(a: torch.Tensor, b):\n    return torch.stack([a,b]).sum(dim = 0)", "my_combine_rows")
     check.keep(fn)

@@ -128,6 +128,14 @@ def test_a_wrong_stage_is_named_with_its_file(tmp_path, which):
     assert message.endswith("repair it, or move the file away to run the package's")
 
 
+def test_rows_in_shared_memory_are_compared_with_what_lay_there_before(tmp_path):
+    """Both dispatches write to one window; the package's rows must not turn into yours."""
+    text = "from moe_course.backends.one_sided import dispatch as theirs\n\n\ndef dispatch(rows, *args, **keywords):\n"
+    with pytest.raises(VerificationFailed, match=r"your dispatch .* hidden_states\["):
+        twice = "    theirs(2 * rows, *args, **keywords)\n    return theirs(2 * rows, *args, **keywords)\n"
+        run(tmp_path / "my", {"dispatch": text + twice}, "one_sided")
+
+
 def test_the_backend_is_named_when_a_dispatch_was_written_for_another(tmp_path):
     with pytest.raises(VerificationFailed, match=r"your dispatch \(.*\(backend high_throughput\)"):
         run(tmp_path / "my", {"dispatch": GATHERED}, "high_throughput")
