@@ -8,7 +8,9 @@ ARGS   ?=
 # A wheel index for torch alone, e.g. https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 # The whole suite goes to two workers: one starts processes, test after test, the other runs all the rest.
-WORKERS := -n 2 --dist loadgroup
+WORKERS := -n 2
+# A page of the run, unless the flags say otherwise: with a size flag expert parallelism may be off, and there is no trace.
+REPORT = $(if $(filter -tp% -dp% -pcp% --tensor% --data% --prefill% --no-enable% --report% --nnodes%,$(ARGS)),,--report runs/report.html)
 
 PY    := $(VENV)/bin/python
 PIP   := $(PY) -m pip --disable-pip-version-check -q
@@ -29,8 +31,9 @@ help:  ## show this list
 setup: $(READY)  ## install everything into $(VENV); TORCH_INDEX=URL takes torch from there
 	@$(PY) -c 'import sys, importlib.metadata as m; print("ready: $(VENV), Python %d.%d.%d, torch %s" % (*sys.version_info[:3], m.version("torch")))'
 
-run: $(READY)  ## run the model on several processes, checked against the untouched one
-	@$(VENV)/bin/moe-course run --check $(ARGS)
+run: $(READY)  ## run the model on several processes, checked against the untouched one; a page in runs/report.html
+	@mkdir -p runs
+	@$(VENV)/bin/moe-course run --check $(REPORT) $(ARGS)
 
 test: $(READY)  ## run all tests and notebooks; ARGS='tests/unit -k router' runs some
 	@$(PY) -m pytest $(or $(strip $(ARGS)),$(WORKERS))
