@@ -40,15 +40,23 @@ def torch_threads(request):
     torch.set_num_threads(before)
 
 
-def pytest_collection_modifyitems(config, items):
-    """With several workers: tests that start processes share one, so that they do not disturb each other's clocks."""
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            place = item.path.relative_to(REPOSITORY)
-            processes = place.parts[:2] in STARTS_PROCESSES or place.name in STARTS_PROCESSES
-            item.add_marker(pytest.mark.xdist_group("processes" if processes else str(place)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With several workers: tests that start processes share one, so that they do not disturb each other's clocks.
+
+    Of the others each file stays whole, a notebook above all, and the browser serves all of its tests. (Groups by
+    mark, xdist's own way, come apart without a word when pytest is newer than xdist.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            place = Path(nodeid.split("::")[0])
+            if place.parts[:2] in STARTS_PROCESSES or place.name in STARTS_PROCESSES:
+                return "processes"
+            return "browser" if place.parts[:2] == ("tests", "browser") else str(place)
+
+    return ByPlace(config, log)
 
 
 def pytest_sessionfinish(session):
