@@ -11,6 +11,7 @@ import io
 from typing import Any, ClassVar
 
 import anywidget
+import numpy as np
 import traitlets
 
 from moe_course.viz.source import source, styles
@@ -60,12 +61,14 @@ def png(figure: Any, palette: int = 0) -> bytes:
         palette: so many colours at most, for a file of a third of the size; 0 keeps all.
     """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
     if not palette:
+        figure.savefig(buffer, format="png", metadata={"Software": None})
         return buffer.getvalue()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
-    buffer.seek(0)
-    small = io.BytesIO()
-    Image.open(buffer).convert("RGB").quantize(palette, dither=Image.Dither.NONE).save(small, format="png")
-    return small.getvalue()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    drawn.quantize(palette, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, format="png")
+    return buffer.getvalue()

@@ -6,17 +6,16 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from moe_course.viz import colours
 from moe_course.viz.picture import png
+from moe_course.viz.token_flow_pen import DPI, Pen
 
 PHASES = ("at source", "router", "dispatch", "experts", "combine", "done")
-_DPI, _WIDTH, _GAP = 100, 1180, 20
-_INK, _MUTED, _LINE, _LANE = "#1b1b1b", "#5c5c5c", "#c4c4c4", "#f3f3f3"
-_POINTS_PER_PIXEL = 72 / _DPI
+_WIDTH, _GAP = 1180, 20
+_MUTED, _LINE, _LANE = "#5c5c5c", "#c4c4c4", "#f3f3f3"
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,11 @@ def draw(data: dict, shown: dict) -> bytes:
     frame = Frame(ranks, max(22.0, min(46.0, 190 / ranks)))
     panel = 20 + frame.lane * ranks + 14
     height = 26 + 3 * panel
-    figure = Figure(figsize=(_WIDTH / _DPI, height / _DPI), dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=(_WIDTH / DPI, height / DPI), dpi=DPI, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, _WIDTH), ylim=(height, 0))
     axes.axis("off")
+    axes.set_autoscale_on(False)
     title = f"step {shown['step']} ({shown['phase']}), layer {shown['layer']} · {data['backend']}"
     pen = Pen(axes)
     pen.text(4, 12, title, size=13, weight="bold")
@@ -62,44 +62,6 @@ def draw(data: dict, shown: dict) -> bytes:
         pen.x, pen.y = (number % 2) * (frame.width + _GAP), 26 + (number // 2) * panel
         _panel(pen, frame, data, shown, phase)
     return png(figure, palette=255)
-
-
-class Pen:
-    """Draws in pixels of one panel, whose corner is `x, y`."""
-
-    def __init__(self, axes: Any):
-        self.axes, self.x, self.y = axes, 0.0, 0.0
-
-    def text(self, x: float, y: float, text: str, size: float = 10, align: str = "left", **look: Any) -> None:
-        look = {"color": _INK, "va": "center", "parse_math": False} | look
-        self.axes.text(self.x + x, self.y + y, text, fontsize=size * _POINTS_PER_PIXEL, ha=align, **look)
-
-    def boxes(self, places: list[tuple[float, float, float, float]], face: Any, edge: Any = "none", width: float = 0.7):
-        from matplotlib.collections import PolyCollection
-
-        if places:
-            x, y, w, h = np.array(places, dtype=float).T
-            left, top = x + self.x, y + self.y
-            corners = [(left, top), (left + w, top), (left + w, top + h), (left, top + h)]
-            self.axes.add_collection(
-                PolyCollection(
-                    np.stack([np.stack(corner, 1) for corner in corners], 1),
-                    facecolors=face,
-                    edgecolors=edge,
-                    linewidths=width,
-                )
-            )
-
-    def curve(self, start: tuple[float, float], end: tuple[float, float], **look: Any) -> None:
-        x, u = np.linspace(start[0], end[0], 24), np.linspace(0, 1, 24)
-        y = start[1] + (end[1] - start[1]) * u * u * (3 - 2 * u)
-        self.axes.plot(self.x + x, self.y + y, solid_capstyle="butt", **look)
-
-    def dots(self, points: list[tuple[float, float]], colour: str, mark: str, size: float) -> None:
-        x, y = zip(*points, strict=True)
-        self.axes.scatter(
-            np.array(x) + self.x, np.array(y) + self.y, s=size, c=colour, marker=mark, linewidths=0, rasterized=True
-        )
 
 
 def _panel(pen: Pen, frame: Frame, data: dict, shown: dict, phase: str) -> None:
@@ -247,8 +209,8 @@ def _routes(pen: Pen, frame: Frame, shown: dict, tiles: Tiles) -> None:
         lines.append(
             (rank, (tiles.places[token][0] + tiles.width, tiles.places[token][1] + tiles.height / 2), (frame.router, y))
         )
-    for rank, start, end in lines if len(lines) <= 600 else ():
-        pen.curve(start, end, color=colours.of_rank(rank), lw=0.5, alpha=0.6)
+    if len(lines) <= 600:
+        pen.curves([line[1:] for line in lines], [colours.of_rank(line[0]) for line in lines], 0.5, 0.6)
     for rank, dots in points.items():
         pen.dots(dots, colours.of_rank(rank), "o", 9 if len(lines) <= 600 else 3)
         pen.text(frame.router + 8, frame.middle(rank), f"{len(dots):,} routes", size=10, color=_MUTED)
@@ -263,19 +225,17 @@ def _wire(pen: Pen, frame: Frame, entries: list[list[int]], home: bool) -> None:
         return
     most = max(rows for _, _, rows, _, _ in entries) or 1
     into: Counter = Counter()
-    left, right = (frame.router, frame.door)
+    left, right = frame.router, frame.door
+    ends, colour, widths = [], [], []
     for source, destination, rows, _, _ in entries:
         into[destination] += rows
         if rows:
             low, high = (source, destination) if not home else (destination, source)
-            start = (left, frame.middle(low) + (high - low) * 2)
-            pen.curve(
-                start,
-                (right, frame.middle(high) + (low - high) * 2),
-                color=colours.of_rank(source),
-                lw=0.6 + 3.4 * rows / most,
-                alpha=0.55,
-            )
+            nudge = 2 * (high - low)  # so that bands of one rank do not start in one point
+            ends.append(((left, frame.middle(low) + nudge), (right, frame.middle(high) - nudge)))
+            colour.append(colours.of_rank(source))
+            widths.append(0.6 + 3.4 * rows / most)
+    pen.curves(ends, colour, widths, 0.55)
     for rank, rows in into.items():
         x, align = (right - 3, "right") if not home else (left + 3, "left")
         pen.text(
