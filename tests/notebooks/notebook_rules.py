@@ -1,80 +1,37 @@
 """The rules a notebook of the course has to keep, each a function from a notebook to a list of violations.
 
+Here are those about its form; `lesson_rules` and `exercise_rules` have those about what a lesson consists of.
+
 The rules read files only; nothing is executed. `test_static_rules.py` holds the notebooks against them,
-`test_lessons.py` proves that each rule catches a notebook that breaks it.
+`test_rules_bite.py` proves that each rule catches a notebook that breaks it.
 """
 
 from __future__ import annotations
 
-import copy
-import json
-import pkgutil
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import nbformat
+from exercise_rules import every_exercise_has_its_place, exercises_are_complete
+from lesson_rules import (
+    anatomy,
+    breaks_it,
+    ends_with_contract_and_questions,
+    guess_is_tagged,
+    has_a_live_picture,
+    names_in_prose_exist,
+    nothing_is_retyped,
+)
+from notebook_file import Notebook, outputs, split_prose, words
 
 from moe_course.lessons.notebooks import IGNORE_TAG, KERNEL, dumps, normalise
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CELLS = range(24, 33)
 CODE_LINES, PROSE_WORDS = 25, 80
 TABLE_ROWS, TABLE_CELL_WORDS = 16, 16
 FILE_BYTES = 300_000
 IGNORED_CELLS = 3
 REASON = re.compile(r"^# not compared: \w+ \w+", re.MULTILINE)  # a cell that ignores its output says why
-
-
-@dataclass(frozen=True)
-class Notebook:
-    """A notebook as text and as parsed JSON, sources joined to strings."""
-
-    name: str
-    text: str
-    content: dict
-
-    @classmethod
-    def load(cls, path: Path) -> Notebook:
-        return cls.parse(path.name, path.read_text(encoding="utf-8"))
-
-    @classmethod
-    def parse(cls, name: str, text: str) -> Notebook:
-        content = json.loads(text)
-        for cell in content["cells"]:
-            cell["source"] = "".join(cell["source"])
-        return cls(name, text, content)
-
-    def changed(self, change: Callable[[dict], None]) -> Notebook:
-        """A copy after `change(content)`, stored as `make notebooks` would store it."""
-        content = copy.deepcopy(self.content)
-        change(content)
-        return Notebook.parse(self.name, dumps(normalise(nbformat.from_dict(content))))
-
-    @property
-    def cells(self) -> list[dict]:
-        return self.content["cells"]
-
-    @property
-    def code(self) -> list[dict]:
-        return [cell for cell in self.cells if cell["cell_type"] == "code"]
-
-    @property
-    def prose(self) -> list[dict]:
-        return [cell for cell in self.cells if cell["cell_type"] == "markdown"]
-
-    def tagged(self, tag: str) -> list[dict]:
-        return [cell for cell in self.cells if tag in cell["metadata"].get("tags", [])]
-
-
-def outputs(notebook: Notebook) -> Iterator[tuple[dict, str]]:
-    """(cell, text) of everything readable that is stored as output."""
-    for cell in notebook.code:
-        for output in cell["outputs"]:
-            parts = [output.get("text", ""), output.get("evalue", ""), *output.get("traceback", [])]
-            parts += [value for kind, value in output.get("data", {}).items() if not kind.startswith("image/")]
-            yield cell, "\n".join("".join(part) if isinstance(part, list) else str(part) for part in parts)
 
 
 def number_of_cells(notebook: Notebook) -> list[str]:
@@ -85,21 +42,6 @@ def number_of_cells(notebook: Notebook) -> list[str]:
 def code_cells_are_short(notebook: Notebook) -> list[str]:
     lengths = {cell["id"]: len(cell["source"].splitlines()) for cell in notebook.code}
     return [f"{name}: {length} lines of code" for name, length in lengths.items() if not 1 <= length <= CODE_LINES]
-
-
-def split_prose(source: str) -> tuple[str, list[list[str]], list[str]]:
-    """(prose, table rows as lists of cells, fenced blocks) of a Markdown cell."""
-    fences = re.findall(r"^```.*?^```$", source, re.MULTILINE | re.DOTALL)
-    for fence in fences:
-        source = source.replace(fence, "")
-    rows = [line for line in source.splitlines() if line.startswith("|")]
-    prose = "\n".join(line for line in source.splitlines() if not line.startswith("|"))
-    table = [re.split(r"(?<!\\)\|", row.strip("|")) for row in rows if not re.fullmatch(r"[|:\- ]+", row)]
-    return prose, table, fences
-
-
-def words(text: str) -> int:
-    return sum(any(char.isalnum() for char in word) for word in re.sub(r"<[^>]*>", " ", text).split())
 
 
 def prose_cells_are_short(notebook: Notebook) -> list[str]:
@@ -224,36 +166,6 @@ def is_normalised(notebook: Notebook) -> list[str]:
     return [] if dumps(normalise(parsed)) == notebook.text else ["not as `make notebooks` stores it"]
 
 
-def anatomy(notebook: Notebook) -> list[str]:
-    """Title with the file's number, what you will be able to do, `start()` first, a guess, `show`, what is next."""
-    code = [cell["source"] for cell in notebook.code]
-    opening = "\n".join(cell["source"] for cell in notebook.cells[:2])
-    heads = ("You will be able to", "You need", "vLLM reads along")
-    found = [f"the first two cells lack {head!r}" for head in heads if head not in opening]
-    if not notebook.cells[0]["source"].startswith(f"# {notebook.name[:2]} · "):
-        found.append(f"the title does not start with {notebook.name[:2]}")
-    if not code[0].endswith("\nstart()"):
-        found.append("the first code cell is not start()")
-    for wanted in (r"^guess = None\b", r"\breport\(guess\b", r"^show\("):
-        if not any(re.search(wanted, source, re.MULTILINE) for source in code):
-            found.append(f"no cell has {wanted}")
-    if "**Next:**" not in notebook.cells[-1]["source"]:
-        found.append("the last cell does not say what is next")
-    return found
-
-
-def names_in_prose_exist(notebook: Notebook) -> list[str]:
-    """Every `moe_course.…` in backquotes can be imported."""
-    found = []
-    for cell in notebook.prose:
-        for name in re.findall(r"`(moe_course(?:\.\w+)+)`", cell["source"]):
-            try:
-                pkgutil.resolve_name(name)
-            except (ImportError, AttributeError):
-                found.append(f"{cell['id']}: no {name}")
-    return found
-
-
 RULES: tuple[Callable[[Notebook], list[str]], ...] = (
     number_of_cells,
     code_cells_are_short,
@@ -270,5 +182,12 @@ RULES: tuple[Callable[[Notebook], list[str]], ...] = (
     few_outputs_ignored,
     is_normalised,
     anatomy,
+    guess_is_tagged,
+    every_exercise_has_its_place,
+    exercises_are_complete,
+    has_a_live_picture,
+    breaks_it,
+    ends_with_contract_and_questions,
     names_in_prose_exist,
+    nothing_is_retyped,
 )

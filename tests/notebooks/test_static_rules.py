@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 from note_coverage import ITEMS, NOT_WRITTEN, SECTIONS, Item
-from notebook_rules import NOTEBOOKS, RULES, Notebook
+from notebook_file import NOTEBOOKS, Notebook
+from notebook_rules import RULES
 
 FILES = sorted(NOTEBOOKS.glob("*.ipynb"))
 
