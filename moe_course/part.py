@@ -135,20 +135,14 @@ class QuantLosses:
 
 def _witness(job, comm: Comm, base: Stages) -> Witness:
     """Your own stages, next to those of the run."""
-    options, known = job.options, job.backend.exact(_known_layer(job.plan).stride)
-    compare = {"known_pass": options.guard, "real_passes": options.check}
-    return Witness(job.own, comm, job.plan.backend.name, job.backend, known, base, job.device, **compare)
-
-
-def _known_layer(plan) -> KnownLayer:
-    """The layer of the canary, as far as its sizes go."""
-    return KnownLayer(plan.placement, 1, plan.parallel.data_parallel_size, bool(plan.config.n_shared_experts))
+    compare = {"known_pass": job.options.guard, "real_passes": job.options.check}
+    return Witness(job.own, comm, job.plan.backend.name, job.backend, base, job.device, **compare)
 
 
 def _captured_experts(job, rank: int) -> CapturedExperts:
     """The experts stage for fixed shapes: those of the run, and those of the known pass of the canary."""
     plan, capacity = job.plan, job.backend.capacity
-    known = _known_layer(plan)
+    known = KnownLayer(plan.placement, 1, plan.parallel.data_parallel_size, bool(plan.config.n_shared_experts))
     ranks = len(plan.groups[plan.dispatch_group][0])
     return CapturedExperts(sorted({ranks * capacity, ranks * max(capacity, known.stride)}), rank=rank)
 

@@ -38,7 +38,7 @@ class Witness:
 
     Args:
         comm: all ranks of the run.
-        name, backend: whose dispatch and combine yours are compared with; known: the one of the known pass.
+        name, backend: whose dispatch and combine yours are compared with.
         base: the stages of the run without yours.
         known_pass, real_passes: where to compare.
     """
@@ -49,7 +49,6 @@ class Witness:
         comm: Comm,
         name: str,
         backend: Backend,
-        known: Backend,
         base: Stages,
         device: torch.device,
         *,
@@ -57,7 +56,7 @@ class Witness:
         real_passes: bool,
     ):
         self.own, self.comm, self.name, self.device = own, comm, name, device
-        self.backend, self.known, self.base = backend, known, base
+        self.backend, self.base = backend, base
         self.steps = ((KNOWN_PASS,) if known_pass else ()) + (REAL_PASSES if real_passes else ())
         self.always = bool(self.steps)
         self._theirs: Dispatched | None = None
@@ -96,7 +95,7 @@ class Witness:
 
     def _dispatch(self, hidden_states, topk_weights, topk_ids, *, comm, placement):
         given, groups = (hidden_states, topk_weights, topk_ids), {"comm": comm, "placement": placement}
-        backend, theirs = self.known if comm.step == KNOWN_PASS else self.backend, None
+        backend, theirs = self.backend, None
         if self._comparing():
             with self._unbilled():
                 theirs = _kept(backend.dispatch(*given, **groups))
@@ -116,7 +115,7 @@ class Witness:
         return mine
 
     def _combine(self, expert_output, dispatched, *, comm):
-        backend, theirs = self.known if comm.step == KNOWN_PASS else self.backend, None
+        backend, theirs = self.backend, None
         if self._comparing():
             with self._unbilled():  # your dispatch may have a handle of its own, which only your combine knows
                 theirs = backend.combine(expert_output, self._theirs or dispatched, comm=comm).clone()

@@ -207,7 +207,8 @@ def test_files_that_do_not_load_are_named_with_their_line(folder, text, says):
     assert not list(folder.glob("__pycache__"))
 
 
-def test_the_folder_lies_beside_the_notebooks(tmp_path, monkeypatch):
+def test_the_folder_lies_beside_the_notebooks(tmp_path, monkeypatch, folder):
+    assert my_moe() == folder != my_moe("other")
     monkeypatch.delenv(FOLDER_ENV)
     (tmp_path / "course" / "notebooks" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "course" / "notebooks" / "deep")
