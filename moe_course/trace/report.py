@@ -57,7 +57,9 @@ def report(trace: Trace, result: dict[str, Any]) -> str:
         "<h2>Bytes against the bound</h2>",
         _bytes(result),
         "<h2>The plan</h2>",
+        "<details><summary>What all ranks agreed on before the first row moved</summary>",
         _plan(result),
+        "</details>",
         "</main>",
         f"<script>\n{_part('report.js')}</script>",
     ]
@@ -176,9 +178,7 @@ def _bytes(result: dict[str, Any]) -> str:
 
 def _plan(result: dict[str, Any]) -> str:
     rows = [[escape(str(name)), escape(_short(value))] for name, value in result["plan"].items()]
-    return _table(
-        ["field", "value"], rows, "What all ranks agreed on before the first row moved.", {0: "word", 1: "word"}
-    )
+    return _table(["field", "value"], rows, "", raw={0: "word", 1: "word"})
 
 
 def _short(value: Any) -> str:
@@ -194,7 +194,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str, ra
         return "<tr>" + "".join(f"<{tag}{c}>{cell}</{tag}>" for c, cell in zip(classes, cells, strict=True)) + "</tr>"
 
     body = "\n".join(line(row, "td") for row in rows)
-    return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption>\n<thead>{line(heads, "th")}</thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    says = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{says}\n<thead>{line(heads, "th")}</thead>\n<tbody>{body}</tbody></table></div>'

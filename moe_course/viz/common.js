@@ -47,6 +47,11 @@ function onTheme(root, redraw) {
 
 const reducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+// JupyterLab's own keys rest while ours are in use. It asks the element that has the focus, and no other.
+function ownKeys(root) {
+  root.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"));
+}
+
 // Tell a screen reader, once, and only when it is news.
 function say(region, text) {
   if (region.textContent !== text) region.textContent = text;

@@ -146,12 +146,13 @@ class _Texts:
             ) from None
 
     def prompts(self, columns: dict[str, torch.Tensor]) -> list[dict]:
-        """Text, rank and continuation of each prompt."""
+        """Text, number of tokens, rank and continuation of each prompt."""
         found = []
         for index, (prompt, new) in enumerate(zip(self.meta["prompts"], self.meta["new_tokens"], strict=True)):
             ranks = columns["source_rank"][columns["prompt"] == index]
             rank = int(ranks.min()) if len(ranks) else index % self.meta["world_size"]
-            found.append({"text": prompt["prompt"], "rank": rank, "continuation": self._joined(new)})
+            told = {"text": prompt["prompt"], "length": len(prompt["tokens"]), "rank": rank}
+            found.append(told | {"continuation": self._joined(new)})
         return found
 
     def _joined(self, ids: list[int]) -> str:

@@ -50,11 +50,11 @@ def page(title: str, parts: Sequence[str | Figure], style: str = "") -> str:
     """
     figures = [part for part in parts if isinstance(part, Figure)]
     modules = list(dict.fromkeys(figure.module for figure in figures))
-    body, number = [], 0
+    body, names = [], {}  # id of data -> the holder it stands at: pictures of the same data share it
     for part in parts:
         if isinstance(part, Figure):
-            body.append(holder(part, f"picture-{number}"))
-            number += 1
+            name = f"picture-{sum(here.startswith('<div data-picture') for here in body)}"
+            body.append(holder(part, name, names.setdefault(id(part.data), name)))
         else:
             body.append(part)
     inside = "\n".join(["<main>", *body, "</main>", *map(script, modules)])
@@ -66,21 +66,28 @@ def page(title: str, parts: Sequence[str | Figure], style: str = "") -> str:
     )
 
 
-def holder(figure: Figure, name: str) -> str:
-    """The place of a picture in a page, and its data. `name` is an id that the page has once."""
-    data = {"data": figure.data, "opts": figure.opts | {"state": figure.state}}
-    return (
-        f'<div data-picture="{escape(figure.module)}" id="{escape(name)}"></div>\n'
-        f'<script type="application/json" id="{escape(name)}-data">{as_data(data)}</script>'
+def holder(figure: Figure, name: str, data_of: str | None = None) -> str:
+    """The place of a picture in a page, and its data. `name` is an id that the page has once.
+
+    `data_of` is the name of the holder whose data this one shows, too; its own, if not given.
+    """
+    data_of = data_of or name
+    opts = {"state": figure.state} | figure.opts
+    place = (
+        f'<div data-picture="{escape(figure.module)}" id="{escape(name)}" data-of="{escape(data_of)}"></div>\n'
+        f'<script type="application/json" id="{escape(name)}-opts">{as_data(opts)}</script>'
     )
+    if data_of != name:
+        return place
+    return place + f'\n<script type="application/json" id="{escape(name)}-data">{as_data(figure.data)}</script>'
 
 
 def script(module: str) -> str:
     """The script of a module, which fills all its holders. Once in a page, behind them."""
     start = (
         f"for (const root of document.querySelectorAll('[data-picture=\"{module}\"]')) {{\n"
-        '  const { data, opts } = JSON.parse(document.getElementById(root.id + "-data").textContent);\n'
-        "  root.picture = mount(root, data, opts);\n}"
+        "  const read = (id) => JSON.parse(document.getElementById(id).textContent);\n"
+        '  root.picture = mount(root, read(root.dataset.of + "-data"), read(root.id + "-opts"));\n}'
     )
     text = re.sub(r"</(?=script)", r"<\\/", source(module), flags=re.IGNORECASE)
     return f'<script type="module">\n{text}\n{start}\n</script>'

@@ -22,7 +22,7 @@ function mount(root, data, opts = {}) {
   const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Time per rank and stage as a table", hidden: true });
   const picture = h("div", {}, scroll, detail, legend);
   root.classList.add("moe-course", "mc-timeline");
-  root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's own keys rest while ours are in use
+  ownKeys(root);
   root.append(...[h("div", { class: "mc-bar" }, h("label", {}, "Show", picker), button("◀", () => walk(-1), "Previous step"), button("▶", () => walk(1), "Next step"),
     button("longest pass", () => change({ step: longestPass(data).step })), button("+", () => magnify(1), "Zoom in"), button("−", () => magnify(-1), "Zoom out"), asTable), live, picture, note, table].filter(Boolean));
 

@@ -16,7 +16,7 @@ function mount(root, data, opts = {}) {
     h("span", { class: "mc-home" }, "rows in source order"), h("span", { class: "mc-way" }, "they travel ➜"), h("span", { class: "mc-owner" }, "owner order"), h("span", { class: "mc-way" }, "they travel home ➜"));
   const note = h("div", { class: "mc-note", "aria-live": "polite" }, says, where);
   root.classList.add("moe-course", "mc-ribbon");
-  root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's own keys rest while ours are in use
+  ownKeys(root);
   root.addEventListener("keydown", key);
   root.append(row, order, note);
 

@@ -35,7 +35,7 @@ function mount(root, data, opts = {}) {
   const caption = h("p", {}, `Weights, from the score without any bias${data.norm_topk_prob ? ", divided by their sum" : ""}, times ${data.routed_scaling_factor}:`);
   const picture = h("div", {}, scroll, detail, legend, caption, bars);
   root.classList.add("moe-course", "mc-score-grid");
-  root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's own keys rest while ours are in use
+  ownKeys(root);
   root.append(h("div", { class: "mc-bar" }, h("label", {}, "Expert", expert), h("label", {}, "bias added", bias), amount, reset, asTable), live, picture, table);
 
   function change(wanted, tell = true) {

@@ -13,7 +13,7 @@ function mount(root, data, opts = {}) {
   });
   const { play, scrub, speed, on, asTable, chips, below, above, stage, table, counts, details, live, legend, box } = ui;
   root.classList.add("moe-course", "mc-token-flow");
-  root.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's own keys rest while ours are in use
+  ownKeys(root);
   root.addEventListener("keydown", key);
   root.append(box);
   options(ui.step, steps.map((value) => {
@@ -222,8 +222,9 @@ function mount(root, data, opts = {}) {
   }
 
   function tokenAt(event) {
-    const { left, top } = above.getBoundingClientRect();
-    const [x, y] = [event.clientX - left, event.clientY - top];
+    const { left, top, width } = above.getBoundingClientRect();
+    const scale = above.offsetWidth / width; // a slide may be shown larger than it was laid out
+    const [x, y] = [(event.clientX - left) * scale, (event.clientY - top) * scale];
     const { w, h: high } = scene.g.tokenTile;
     return scene.g.tokens.findIndex((place) => x >= place.x && x <= place.x + w + 1 && y >= place.y && y <= place.y + high + 1);
   }

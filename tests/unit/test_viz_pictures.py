@@ -105,11 +105,24 @@ def test_page_takes_data_as_data():
     data = dict(viz.ribbon("router").data) | {"prompt": EVIL}
     text = page(EVIL, ["<h1>Run</h1>", Figure("ribbon", data, {"stage": "router"}), Figure("ribbon", {"n": 1})])
     assert "<img" not in text and "<h1>Run</h1>" in text
-    assert text.count("<script") == text.count("</script>") == 3  # two pictures' data, one module
+    assert text.count("<script") == text.count("</script>") == 5  # two pictures' data and settings, one module
     assert text.count("function mount(") == 1 and text.count("--mc-accent: #1845fb") == 1
     found = re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', text, re.S)
-    assert [name for name, _ in found] == ["picture-0-data", "picture-1-data"]
-    assert json.loads(found[0][1]) == {"data": json.loads(json.dumps(data)), "opts": {"state": {"stage": "router"}}}
+    names = ["picture-0-opts", "picture-0-data", "picture-1-opts", "picture-1-data"]
+    assert [name for name, _ in found] == names
+    assert json.loads(found[0][1]) == {"state": {"stage": "router"}}
+    assert json.loads(found[1][1]) == json.loads(json.dumps(data))
+
+
+def test_pictures_of_the_same_data_share_it():
+    data = {"n": 1}
+    text = page("x", [Figure("ribbon", data), "<p>and</p>", Figure("token_flow", data), Figure("ribbon", {"n": 1})])
+    assert re.findall(r'id="(picture-\d)" data-of="([\w-]+)"', text) == [
+        ("picture-0", "picture-0"),
+        ("picture-1", "picture-0"),
+        ("picture-2", "picture-2"),
+    ]
+    assert text.count('{"n":1}') == 2
 
 
 def test_page_makes_no_request():
