@@ -2,6 +2,9 @@
 
     python -m moe_course.lessons.notebooks notebooks/*.ipynb            execute and store
     python -m moe_course.lessons.notebooks --check notebooks/*.ipynb    exit 1 and name those that would change
+    python -m moe_course.lessons.notebooks --script notebooks/X.ipynb   print it as a script for a shell
+
+Nothing that you kept is seen by these runs: `my_moe/` is an empty folder to them.
 
 Stored are sources, tags, outputs and execution counts: no times, no widget state, no traceback with paths in it.
 Nothing of the course imports this module; it needs nbclient and nbformat, which JupyterLab brings.
@@ -18,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from ipykernel.kernelspec import RESOURCES, get_kernel_dict
@@ -28,6 +32,9 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from moe_course.lessons.folder import FOLDER_ENV
+from moe_course.lessons.script import to_script
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 #: Cells whose outputs differ from run to run, e.g. orders of times. They say why in a comment.
@@ -45,9 +52,15 @@ class ThisPython(AsyncKernelManager):
 
 
 def execute(
-    notebook: NotebookNode, folder: Path, on_cell: Callable[[int], None] | None = None, timeout: int = 900
+    notebook: NotebookNode,
+    folder: Path,
+    on_cell: Callable[[int], None] | None = None,
+    timeout: int = 900,
+    my_moe: Path | None = None,
 ) -> NotebookNode:
     """A copy of `notebook` with fresh outputs, run in `folder`; `on_cell(index)` is called before each cell.
+
+    `my_moe` is the folder of what was kept; None: an empty one, so that outputs do not depend on what you did before.
 
     Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
     """
@@ -66,7 +79,10 @@ def execute(
         on_cell_start=lambda cell, cell_index: on_cell and on_cell(cell_index),
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute(stderr=subprocess.DEVNULL)  # what the kernel logs; what cells write comes as messages
+    with TemporaryDirectory(prefix="moe-course-") as nothing:
+        environment = os.environ | {FOLDER_ENV: str(my_moe or Path(nothing) / "my_moe")}
+        # stderr is what the kernel logs; what cells write comes as messages
+        client.execute(stderr=subprocess.DEVNULL, env=environment)
     return fresh
 
 
@@ -142,10 +158,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_course.lessons.notebooks", description=__doc__.split("\n")[0])
     parser.add_argument("notebooks", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true", help="store nothing; exit 1 if a notebook would change")
+    parser.add_argument("--script", action="store_true", help="run nothing; print one notebook as a Python script")
     parser.add_argument("--timeout", type=int, default=900, help="seconds a cell may take")
     args = parser.parse_args(argv)
     if lost := [str(path) for path in args.notebooks if not path.is_file()]:
         parser.error(f"no such notebook: {', '.join(lost)}")
+    if args.script:
+        if len(args.notebooks) > 1 or args.check:
+            parser.error("--script takes one notebook and no other option")
+        print(to_script(nbformat.read(args.notebooks[0], as_version=4)), end="")
+        return 0
     console = Console(highlight=False)
     outcomes = {path: _one(path, args, console) for path in args.notebooks}
     for bad, cure in (("failed", ""), ("would change", "; `make notebooks` stores them")):

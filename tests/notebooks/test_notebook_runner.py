@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from moe_course.lessons import notebooks as runner
+from moe_course.lessons.folder import FOLDER_ENV
 
 
 def write(path: Path, *cells: str, tags: tuple[str, ...] = ()) -> Path:
@@ -48,6 +52,63 @@ def test_runner_stores_the_same_bytes_again_and_check_finds_a_change(tmp_path, c
     assert path.read_text() == changed
     said = capsys.readouterr()
     assert "would change" in said.out and said.err == "error: would change: a.ipynb; `make notebooks` stores them\n"
+
+
+EDITS = {
+    "output": ("früh", "spät"),
+    "count": ('"execution_count": 2', '"execution_count": null'),
+    "picture": ("iVBOR", "iVBOS"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_check_notices_an_edit(tmp_path, monkeypatch, edit):
+    picture = new_output("display_data", {"image/png": "iVBORw0KGgo=", "text/plain": "a picture"})
+    error = new_output("error", ename="ValueError", evalue="früh", traceback=["ValueError: früh"])
+    cells = [
+        new_code_cell("draw()", execution_count=1, outputs=[picture]),
+        new_code_cell("print(21 * 2)", execution_count=2, outputs=[new_output("stream", text="42\n")]),
+        new_code_cell("fail()", execution_count=3, outputs=[error], metadata={"tags": ["raises-exception"]}),
+    ]
+    fresh = runner.normalise(new_notebook(cells=cells))
+    path = tmp_path / "a.ipynb"
+    path.write_text(runner.dumps(fresh))
+
+    monkeypatch.setattr(runner, "execute", lambda *_: fresh)
+    assert runner.refresh(path, check=True) == "unchanged"
+    assert path.read_text().count(EDITS[edit][0]) >= 1
+    path.write_text(path.read_text().replace(*EDITS[edit]))
+    assert runner.refresh(path, check=True) == "would change"
+
+
+def test_runs_see_nothing_of_what_was_kept(tmp_path, monkeypatch):
+    """Else stored outputs would depend on how far the one who stores them has come."""
+    mine = tmp_path / "my_moe"
+    mine.mkdir()
+    (mine / "route.py").write_text("")
+    monkeypatch.setenv(FOLDER_ENV, str(mine))
+    kept = "from moe_course.lessons.folder import my_moe\nprint([file.name for file in my_moe().glob('*')])"
+    notebook = new_notebook(cells=[new_code_cell(kept)])
+    seen = [runner.execute(notebook, tmp_path, my_moe=folder).cells[0].outputs[0].text for folder in (None, mine)]
+    assert seen == ["[]\n", "['route.py']\n"]
+
+
+def test_the_suite_compares_every_stored_output(tmp_path):
+    """With the settings of this project: what was printed, shown or raised, and the tag of a cell that fails."""
+    cells = ["print(21 * 2)", "print(21 * 2)", "21 * 2", "1 / 0", "2 / 0"]
+    path = write(tmp_path / "a.ipynb", *cells, tags=("raises-exception",))
+    assert runner.refresh(path, check=False) == "stored"
+    stored = json.loads(path.read_text())
+    stored["cells"][1]["outputs"][0]["text"] = ["43\n"]
+    stored["cells"][2]["outputs"][0]["data"]["text/plain"] = ["43"]
+    stored["cells"][3]["outputs"][0]["evalue"] = "division by nothing"
+    stored["cells"][4]["metadata"] = {}
+    path.write_text(json.dumps(stored))
+    settings = Path(__file__).parents[2] / "pyproject.toml"
+    command = [sys.executable, "-m", "pytest", "-c", settings, "--rootdir", tmp_path, "-p", "no:cacheprovider", path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    failed = re.findall(r"^FAILED a.ipynb::Cell (\d)", done.stdout, re.MULTILINE)
+    assert failed == ["1", "2", "3", "4"] and "4 failed, 1 passed" in done.stdout, done.stdout
 
 
 def test_runner_names_the_notebook_and_the_cell_that_fails(tmp_path, capsys):
