@@ -28,7 +28,10 @@ app = typer.Typer(
 )
 #: Base of everything typer says about wrong flags and values.
 UsageError = typer.BadParameter.__base__
-_EXIT_CODES = "Exit codes: 2 usage, 3 verification failed, 4 ranks disagree, 5 lost rank or time-out, 130 Ctrl-C."
+_EXIT_CODES = (
+    "Exit codes: 1 a stage of your own failed, 2 usage, 3 verification failed, 4 ranks disagree, "
+    "5 lost rank or time-out, 130 Ctrl-C."
+)
 
 app.command(epilog=_EXIT_CODES)(run)
 app.command()(drill)

@@ -24,7 +24,10 @@ def run_many(
     """The result (`moe_course.run/1`) of each cell: options of a run on `ranks` processes, in one start of them."""
     request = json.dumps({"cells": cells, "new_tokens": new_tokens, "prompts": prompts})
     env = {"PYTHONPATH": str(Path(__file__).parent)}
-    ended = launch([request], ranks, module="many_runs", env=env, timeout=timeout)
+    from warm import warm_starts  # here, and not in the ranks, which import this file
+
+    with warm_starts():
+        ended = launch([request], ranks, module="many_runs", env=env, timeout=timeout)
     assert ended.returncode == 0, (ended.error, ended.output[-20:])
     results = [event["result"] for event in ended.events if event["event"] == "turn"]
     assert len(results) == len(cells)

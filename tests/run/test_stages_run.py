@@ -25,53 +25,53 @@ def my_moe(tmp_path):
     return write
 
 
-def test_all_five_stages_of_your_own_give_the_text_of_one_process(course, my_moe):
+def test_all_five_stages_of_your_own_give_the_text_of_one_process(warm, my_moe):
     folder = my_moe(ALL)
-    ended = course.run(*SMALL, f"--stages={folder}", "--check")
+    ended = warm.run(*SMALL, f"--stages={folder}", "--check")
     assert ended.returncode == 0, ended.stderr
     assert ended.result["verdict"] == "equal" and ended.result["bound"]["ratio"] == 1.0
     assert ended.result["stages"] == {name: str(folder / f"{name}.py") for name in ALL}
-    assert "stages   yours: route (" in ended.stdout and not course.wait_until_gone()
+    assert "stages   yours: route (" in ended.stdout and not warm.wait_until_gone()
 
 
-def test_a_wrong_stage_is_named_with_its_file(course, my_moe):
+def test_a_wrong_stage_is_named_with_its_file(warm, my_moe):
     folder = my_moe({"dispatch": GATHERED.replace("here & (ids >= 0)", "(comm.rank == 1) | here")})
-    ended = course.run(*SMALL, f"--stages={folder}", "--check")
+    ended = warm.run(*SMALL, f"--stages={folder}", "--check")
     assert ended.returncode == 3, ended.stderr
     (line,) = ended.error_lines
     assert line.startswith(
         f"error: rank 1: your dispatch ({folder}/dispatch.py) differs from the package's in layer 1, "
     )
     assert "topk_ids[" in line and ended.result["verdict"] == "failed" and "your dispatch" in ended.result["error"]
-    assert not course.wait_until_gone()
+    assert not warm.wait_until_gone()
 
 
-def test_a_stage_that_raises_is_named_with_its_line(course, my_moe):
+def test_a_stage_that_raises_is_named_with_its_line(warm, my_moe):
     text = GATHERED.replace("    weights, ids", "    assert comm.rank == 0, 'not me'\n    weights, ids")
     folder = my_moe({"dispatch": text})
-    ended = course.run(*SMALL, f"--stages={folder}")
+    ended = warm.run(*SMALL, f"--stages={folder}")
     assert ended.returncode == 1, ended.stderr
     (line,) = ended.error_lines
     says = f"error: rank 1: your dispatch ({folder}/dispatch.py, line 7) raised AssertionError: not me; repair it"
-    assert line.startswith(says) and not course.wait_until_gone()
+    assert line.startswith(says) and not warm.wait_until_gone()
 
 
-def test_a_stage_that_hangs_is_named_with_its_line(course, my_moe):
+def test_a_stage_that_hangs_is_named_with_its_line(warm, my_moe):
     folder = my_moe(
         {"dispatch": GATHERED.replace("    gathered", "    while comm.rank == 1:\n        pass\n    gathered")}
     )
-    ended = course.run(*SMALL, f"--stages={folder}", "--timeout=3", "--warn-after=1")
+    ended = warm.run(*SMALL, f"--stages={folder}", "--timeout=3", "--warn-after=1")
     assert ended.returncode == 5, ended.stderr
     assert "rank 1 is still computing, layer 1, step -1" in ended.stderr
     assert f"at {folder}/dispatch.py:" in ended.stderr and " in dispatch" in ended.stderr
-    assert not course.wait_until_gone()
+    assert not warm.wait_until_gone()
 
 
-def test_ranks_with_other_files_end_before_a_row_moves(course, my_moe):
+def test_ranks_with_other_files_end_before_a_row_moves(warm, my_moe):
     mine, other = my_moe({"dispatch": GATHERED}), my_moe({"dispatch": GATHERED + "\n# newer\n"}, "other")
-    ended = course.run(*SMALL, f"--stages={mine}", f"--override=1:stages={json.dumps(str(other))}")
+    ended = warm.run(*SMALL, f"--stages={mine}", f"--override=1:stages={json.dumps(str(other))}")
     assert ended.returncode == 4, ended.stderr
-    assert "handshake: stages.dispatch differs: rank 1 has " in ended.stderr and not course.wait_until_gone()
+    assert "handshake: stages.dispatch differs: rank 1 has " in ended.stderr and not warm.wait_until_gone()
 
 
 @pytest.mark.parametrize(
