@@ -109,7 +109,11 @@ def test_show_prints_a_method_and_code_without_docstring(capsys):
     ]
 
 
-@pytest.mark.parametrize("wrong", [print, "text", json.dumps, test_importing_lessons_loads_nothing_heavy], ids=["builtin", "text", "of json", "of a test"])
+@pytest.mark.parametrize(
+    "wrong",
+    [print, "text", json.dumps, test_importing_lessons_loads_nothing_heavy],
+    ids=["builtin", "text", "of json", "of a test"],
+)
 def test_show_refuses_what_is_not_of_the_package(wrong):
     with pytest.raises(ConfigError, match="show prints functions and classes of moe_course"):
         lessons.show(wrong)
