@@ -109,10 +109,10 @@ class ScoreGrid(Picture):
         (tokens, experts), sums = self._logits.shape, self.chosen()[0].sum(dim=1)
         low, high = f"{sums.min().item():.3f}", f"{sums.max().item():.3f}"
         most, takers = self.most_wanted()
+        wanted = f"most wanted: expert {most} ({takers} tokens)" if takers > 1 else "no expert is wanted twice"
         line = (
             f"ScoreGrid: {_count(tokens, 'token')} × {experts} experts, {self._rules['top_k']} chosen each, "
-            f"weights of each token add up to {low if low == high else f'{low} to {high}'}; "
-            f"most wanted: expert {most} ({_count(takers, 'token')})"
+            f"weights of each token add up to {low if low == high else f'{low} to {high}'}; {wanted}"
         )
         extra = float(self.state.get("bias", 0.0))
         return f"{line}; expert {self.state['expert']} with {extra:+.2f} of bias" if extra else line

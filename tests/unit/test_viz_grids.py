@@ -148,7 +148,7 @@ def test_line_of_text():
         )
     )
     one = score_grid(torch.tensor([[0.0, 2.0, 1.0, 0.5]]), 1, norm_topk_prob=False)
-    assert "1 token × 4 experts" in one.text() and one.text().endswith("expert 1 (1 token)")
+    assert "1 token × 4 experts" in one.text() and one.text().endswith("no expert is wanted twice")
     assert "add up to 0.881" in one.text()
     two = score_grid(torch.tensor([[0.0, 2.0], [0.0, 1.0]]), 1, norm_topk_prob=False)
     assert "add up to 0.731 to 0.881" in two.text()
