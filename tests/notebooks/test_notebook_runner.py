@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from moe_course.lessons import notebooks as runner
-from moe_course.lessons.folder import FOLDER_ENV
+from moe_course.lessons.folder import FOLDER_ENV, my_moe
 
 
 def write(path: Path, *cells: str, tags: tuple[str, ...] = ()) -> Path:
@@ -91,6 +92,10 @@ def test_runs_see_nothing_of_what_was_kept(tmp_path, monkeypatch):
     notebook = new_notebook(cells=[new_code_cell(kept)])
     seen = [runner.execute(notebook, tmp_path, my_moe=folder).cells[0].outputs[0].text for folder in (None, mine)]
     assert seen == ["[]\n", "['route.py']\n"]
+
+
+def test_the_suite_sees_nothing_of_what_was_kept():
+    assert Path(os.environ[FOLDER_ENV]).parent.is_dir() and not my_moe().exists()
 
 
 def test_the_suite_compares_every_stored_output(tmp_path):
