@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
 REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 CURE = "`apt install chromium fonts-dejavu-core` and `make setup` bring both"
+#: What closes a script, opens an element and asks for a file, if anybody takes it for markup.
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+PROMPTS = ("for i in range(", HOSTILE, "if not isinstance(", "raise TypeError(")
+NEW_TOKENS = 16  # each: 64 together
 
 
 def missing() -> str | None:
@@ -56,34 +59,59 @@ def chromium(playwright):
     browser.close()
 
 
-@pytest.fixture
-def page(chromium):
-    """A page that remembers what must not be: `page.errors` of the console, `page.external` requests."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 1000})
-    opened = context.new_page()
-    opened.errors, opened.external = [], []
-    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
-    opened.on("console", lambda message: message.type == "error" and opened.errors.append(message.text))
-    opened.on("request", lambda request: _is_local(request.url) or opened.external.append(request.url))
-    yield opened
-    context.close()
+@pytest.fixture(scope="session")
+def watched(chromium):
+    """`watched(*ours)`: a page that remembers what must not be: console errors, dialogs, and requests for URLs that
+    begin with none of `ours`, as `page.errors` and `page.external`."""
+    contexts = []
 
-
-def _is_local(url: str) -> bool:
-    return url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "file:", "data:", "blob:", "about:"))
-
-
-@pytest.fixture
-def in_lab(page, lab):
-    """`in_lab(name, *cells)`: write a notebook of these code cells, open it, run it; returns the page."""
-    from lab import close_notebook, open_notebook, run_all
-
-    def start(name: str, *cells: str):
-        notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
-        nbformat.write(notebook, lab.root / name)
-        open_notebook(page, lab, name)
-        run_all(page)
+    def make(*ours: str):
+        contexts.append(chromium.new_context(viewport={"width": 1280, "height": 1000}))
+        page = contexts[-1].new_page()
+        page.errors, page.external = [], []
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and page.errors.append(message.text))
+        page.on("dialog", lambda dialog: (page.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: request.url.startswith(ours) or page.external.append(request.url))
         return page
 
-    yield start
-    close_notebook(page)
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(watched):
+    """A page that may ask for files and for what is on this machine."""
+    opened = watched("http://127.0.0.1:", "file:", "data:", "blob:", "about:")
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture(scope="session")
+def axe():
+    """The text of axe-core, from where the slides have it. Without npm, or where npm reaches nothing, there is none."""
+    from moe_course.lessons.slides import tools
+    from moe_course.lessons.slides.errors import SlidesError
+
+    try:
+        modules = tools.reveal(REPOSITORY / "slides").parent
+    except SlidesError as error:
+        pytest.skip(str(error))
+    return (modules / "axe-core" / "axe.min.js").read_text()
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """Folder of a real run: four ranks, four prompts, one of them hostile, sixteen new tokens each."""
+    from moe_course.launch import launch
+
+    sys.path.append(str(HERE.parent / "run"))
+    from warm import warm_starts
+
+    folder = tmp_path_factory.mktemp("recorded") / "trace"
+    options = [f"--max-new-tokens={NEW_TOKENS}", f"--trace={folder}", "--device=cpu"]
+    with warm_starts():
+        run = launch([*(f"--prompt={prompt}" for prompt in PROMPTS), *options], 4)
+    assert run.returncode == 0, run.error
+    return folder
