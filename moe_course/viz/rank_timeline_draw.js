@@ -64,8 +64,10 @@ function drawPasses(pen, data, bounds, at, step, colours) {
     pen.fillStyle = pass.step === step ? colours.accent : colours.text;
     pen.font = tiny(pass.step === step);
     pen.textAlign = "center";
-    const words = [`${pass.step} ${pass.phase}`, `${pass.step}`].find((text) => pen.measureText(text).width < box.wide - 4);
-    if (words) pen.fillText(words, box.x + box.wide / 2, 10.5);
+    const next = ends.get(pass.step + 1)?.[0] ?? end; // passes overlap: a rank is done before another one
+    const room = Math.min(box.wide, (next - begin) * scale);
+    const words = [`${pass.step} ${pass.phase}`, `${pass.step}`].find((text) => pen.measureText(text).width < room - 4);
+    if (words) pen.fillText(words, box.x + room / 2, 10.5);
     return box;
   });
 }

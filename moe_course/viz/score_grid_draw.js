@@ -83,7 +83,8 @@ function drawTile(pen, view, t, e, x, y, at, colours) {
   pen.textAlign = "right";
   pen.fillStyle = paper;
   pen.font = small(11, false);
-  pen.fillText(shown(choice[e]).slice(0, 5), x + wide - 3, y + at.height / 2 + 0.5);
+  const score = place >= 0 && at.tile < 60 ? choice[e].toFixed(2) : shown(choice[e]).slice(0, 5); // beside its number
+  pen.fillText(score, x + wide - 3, y + at.height / 2 + 0.5);
 }
 
 // A bar per token, as long as its weights add up to, a piece per chosen expert.
