@@ -4,7 +4,7 @@ function mount(root, data, opts = {}) {
   const steps = [...new Set(data.passes.map((pass) => pass.step))];
   const layers = [...new Set(data.passes.map((pass) => pass.layer))].sort((a, b) => a - b);
   const state = { step: steps[0], layer: layers[0], token: null, rank: null, expert: null };
-  let [t, playing, frame, last, model, scene, chosen, spoken] = [0, false, 0, 0, null, null, [], ""];
+  let [t, playing, frame, last, model, scene, chosen, spoken] = [BEGIN, false, 0, 0, null, null, [], ""];
   let [frames, since] = [0, 0];
 
   const ui = controlsOf(data, {
@@ -37,7 +37,7 @@ function mount(root, data, opts = {}) {
     model = readPass(data, pass);
     if (state.token !== null && !(state.token in model.tokens)) state.token = null;
     options(ui.token, [["", "none"], ...model.tokens.map((one, i) => [i, `${one.text} · rank ${one.rank}, row ${one.row}`])]);
-    ui.most.textContent = `${model.mostOfExpert} routes`;
+    ui.most.textContent = counted(model.mostOfExpert, "route");
   }
 
   // The experts that can be chosen: those with a route of the chosen rank.
@@ -70,17 +70,17 @@ function mount(root, data, opts = {}) {
   }
 
   function show(time) {
-    t = Math.min(END, Math.max(0, time));
+    t = Math.min(END, Math.max(BEGIN, time));
     const phase = phaseAt(t);
     if (scene) {
       const context = above.getContext("2d");
       context.clearRect(0, 0, scene.g.width, scene.g.height);
       countArrivals(scene, t);
       drawMoving(context, scene, t);
-      tick(0, "dispatch", scene.there);
-      tick(1, "combine", scene.home);
+      tick(0, "dispatch");
+      tick(1, "combine");
     }
-    scrub.value = t.toFixed(2);
+    scrub.value = placeOf(data, t).toFixed(2);
     if (root.dataset.phase !== phase || spoken === "") {
       root.dataset.phase = phase;
       scrub.setAttribute("aria-valuetext", phase);
@@ -89,44 +89,31 @@ function mount(root, data, opts = {}) {
       above.setAttribute("aria-label", spoken);
       if (!playing) say(live, spoken);
       if (playing) tell();
+      details.classList.toggle("mc-unrouted", t <= 0);
     }
     for (const [name, value] of [["step", state.step], ["layer", state.layer], ["token", state.token ?? ""], ["playing", playing]]) {
       if (root.dataset[name] !== String(value)) root.dataset[name] = value;
     }
   }
 
-  function tick(leg, name, total) {
+  function tick(leg, name) {
     if (scene.arrived[leg] === scene.told[leg]) return;
     scene.told[leg] = scene.arrived[leg];
-    counts[leg].textContent = legText(name, total, scene.arrived[leg]);
+    counts[leg].textContent = legText(name, scene.totals[leg], scene.arrived[leg]);
   }
 
   function summary(phase) {
-    if (!model) return phase;
-    const { there, home } = scene ?? { there: { rows: 0 }, home: { rows: 0 } };
-    const travel = phase === "dispatch" ? `, ${counted(there.rows, "row")} between ranks` : phase === "combine" ? `, ${counted(home.rows, "row")} between ranks` : "";
-    const busiest = `busiest rank ${model.busiest.join(" and ")} with ${counted(model.mostLoad, "route")}`;
-    return `Step ${state.step}, layer ${state.layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}, ${counted(model.n, "route")}${travel}; ${busiest}.`;
+    return model ? inWords(model, scene?.totals, state, phase) : phase;
   }
 
   function fillDetails() {
-    if (!chosen.length) {
-      details.replaceChildren(h("p", { class: "mc-quiet" }, "Choose a token, by a click on it or from the list, to see where its contributions come from."));
-      return;
-    }
     const routes = chosen.flatMap((i) => model.routesOf[i]).filter(visible).sort((a, b) => model.k[a] - model.k[b]);
-    const where = sharesOf(model, routes) || "none of its routes fits the choice of rank and expert";
-    details.replaceChildren(h("p", {}, h("b", {}, `Token ${named(model.tokens[state.token])}`), ` → ${where}`));
-    if (!table.hidden || !routes.length) return;
-    details.append(
-      h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Contributions of the chosen token" }, routeTable(data, model, routes, false)));
+    details.replaceChildren(...chosenDetails(data, model, state.token === null ? null : model.tokens[state.token], routes, table.hidden));
   }
 
   function fillTable() {
     const all = chosen.length ? chosen.flatMap((i) => model.routesOf[i]) : [...Array(model.n).keys()];
-    const routes = all.filter(visible);
-    const cut = routes.length > 600 ? h("p", { class: "mc-quiet" }, `The first 600 of ${whole(routes.length)} routes. Choose a token, a rank or an expert to see others.`) : null;
-    table.replaceChildren(...[cut, routeTable(data, model, routes.slice(0, 600), true)].filter(Boolean));
+    table.replaceChildren(...longTable(data, model, all.filter(visible)));
   }
 
   function swap() {
@@ -175,7 +162,7 @@ function mount(root, data, opts = {}) {
   function nextStep() {
     const next = steps[steps.indexOf(state.step) + 1];
     if (next === undefined) return false;
-    t = 0;
+    t = BEGIN;
     set({ step: next, token: null });
     return true;
   }
@@ -184,7 +171,7 @@ function mount(root, data, opts = {}) {
     if (playing) return pause();
     if (!table.hidden) swap();
     if (reducedMotion()) return stepTo(t >= END ? -PHASES.length : 1); // no motion: one phase for each press
-    if (t >= END) t = 0;
+    if (t >= END) t = BEGIN;
     playing = true;
     [play.textContent, last, since, frames] = ["❚❚ Pause", performance.now(), performance.now(), 0];
     show(t);

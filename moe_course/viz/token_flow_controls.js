@@ -9,7 +9,7 @@ function controlsOf(data, does) {
   const pick = (label, name, more) => h("select", { "aria-label": label, onchange: (event) => does.set({ [name]: event.target.value === "" ? null : Number(event.target.value), ...more }) });
   const labelled = (text, element) => h("label", {}, text, element);
   const play = button("▶ Play", does.toggle, { class: "mc-play" });
-  const scrub = h("input", { type: "range", min: 0, max: END, step: 0.01, value: 0, "aria-label": "Time in this layer", oninput: () => does.goTo(Number(scrub.value)), onchange: does.tell });
+  const scrub = h("input", { type: "range", min: 0, max: PHASES.length - 1, step: 0.01, value: 0, "aria-label": "Time in this layer", oninput: () => does.goTo(timeAt(data, Number(scrub.value))), onchange: does.tell });
   const speed = h("select", { "aria-label": "Speed" });
   options(speed, [["0.5", "0.5×"], ["1", "1×"], ["2", "2×"], ["4", "4×"]]);
   speed.value = "1";
@@ -27,18 +27,31 @@ function controlsOf(data, does) {
   const details = h("div", { class: "mc-details" });
   const live = h("p", { class: "mc-quiet", "aria-live": "polite" });
   const [most, dots] = [h("span"), h("span")];
-  const scale = h("span", { class: "mc-scale", style: `background:linear-gradient(90deg,${CIVIDIS.join(",")})`, "aria-hidden": "true" });
-  const legend = h("div", { class: "mc-legend mc-quiet" },
-    ["colour: the rank a row comes from", "● travels", "■ stays on its rank"].map((text) => h("span", {}, text)),
-    data.shape === "allgather_reducescatter" ? h("span", {}, "○ travels, but no expert there needs it") : null,
-    data.capacity ? h("span", {}, "▨ empty places of the padded buffer") : null,
-    h("span", {}, "expert: 1 route", scale, most), dots);
+  const legend = legendOf(data, most, dots);
   const over = data.transport === "threads" ? "" : ` (over ${data.transport})`;
   const box = h("div", {},
-    h("div", { class: "mc-bar" }, play, scrub, labelled("speed", speed), h("label", {}, on, "all steps"), asTable),
-    h("div", { class: "mc-bar mc-phases", role: "group", "aria-label": "Phase" }, chips),
-    h("div", { class: "mc-bar" }, labelled("step", step), labelled("layer", layer), labelled("token", token), labelled("only rank", rank), labelled("only expert", expert)),
-    h("p", { class: "mc-quiet mc-travel" }, h("b", {}, data.backend), `: ${TRAVEL[data.shape]}${over}.`),
+    h("div", { class: "mc-bar" }, play, labelled("speed", speed), h("label", {}, on, "all steps"), labelled("step", step), labelled("layer", layer), labelled("token", token),
+      labelled("only rank", rank), labelled("only expert", expert), asTable),
+    h("div", { class: "mc-time" }, scrub, h("div", { class: "mc-phases", role: "group", "aria-label": "Phase" }, chips)),
+    h("p", { class: "mc-quiet mc-travel" }, h("b", {}, data.backend), `: ${TRAVEL[data.shape]}${over}. ${wordsOf(data)}`),
     stage, table, h("p", { class: "mc-counts", "aria-hidden": "true" }, counts), legend, live, details);
   return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, stage, table, counts, details, live, most, dots, legend, box };
+}
+
+// What colours, shapes and lines mean.
+function legendOf(data, most, dots) {
+  const swatch = (look, style) => h("span", { class: `mc-swatch ${look}`, "aria-hidden": "true", style });
+  const entry = (...parts) => h("span", {}, ...parts);
+  const scale = h("span", { class: "mc-scale", style: `background:linear-gradient(90deg,${CIVIDIS.join(",")})`, "aria-hidden": "true" });
+  const stripes = COLOURS.slice(0, Math.max(2, Math.min(4, data.ranks))).map((colour, i, all) => `${colour} ${(100 * i) / all.length}% ${(100 * (i + 1)) / all.length}%`);
+  return h("div", { class: "mc-legend mc-quiet" },
+    entry("dot: a row, in the colour of the rank it comes from (on the way home: the rank that computed it)"),
+    entry("● travels"), entry("■ stays on its rank"),
+    data.shape === "allgather_reducescatter" ? entry("○ travels although no expert there needs it; comes home with nothing to add (zeros)") : null,
+    data.capacity ? entry("▨ empty places of the padded buffer") : null,
+    entry(swatch("mc-line"), "route of the chosen token: colour = the rank it goes to, width = weight"),
+    entry(swatch("mc-line mc-dashed"), "stays at home"),
+    entry("expert: ", swatch("mc-none"), "0 routes (empty), ", "1", scale, most),
+    entry(swatch("mc-sum", `background:linear-gradient(90deg,${stripes.join(",")})`), "under a token, done: its new row is the sum of the parts from these ranks"),
+    data.passes.some((pass) => pass.tokens.some((token) => token.text === "·start")) ? entry(h("b", {}, "·"), " start of a text") : null, dots);
 }

@@ -13,10 +13,15 @@ function rankCell(rank) {
   return h("td", {}, h("span", { style: `color:${rankColour(rank)}`, "aria-hidden": "true" }, mark), ` ${rank}`);
 }
 
+const HEADS = {
+  k: "choice: 0 is the router's first", expert: "number of the expert", "on rank": "rank that owns the expert", weight: "what the expert's output is multiplied by",
+  "way (ranks)": "ranks that the row passes", "sent as row": "place among the rows that its rank sends", "arrives as row": "place among the rows at the owner",
+};
+
 // A table of routes; `withToken` adds which token each belongs to.
 function routeTable(data, model, routes, withToken) {
   const widest = Math.max(...routes.map((i) => model.weight[i]), 1e-9);
-  const names = [...(withToken ? ["token", "from rank", "row"] : []), "k", "expert", "on rank", "weight", "way (ranks)", "sent as row", "arrives as row"];
+  const names = [...(withToken ? ["token", "from rank", "row"] : []), ...Object.keys(HEADS)];
   const line = (i) => {
     const token = model.tokens[model.token[i]];
     return h("tr", {},
@@ -25,7 +30,7 @@ function routeTable(data, model, routes, withToken) {
       h("td", {}, h("span", { class: "mc-weight", style: `width:${(40 * model.weight[i]) / widest}px;background:${rankColour(model.owner[i])}` }), model.weight[i].toFixed(3)),
       h("td", {}, wayOf(data, model, i)), h("td", {}, slot(model.pass.routes.send_row[i])), h("td", {}, slot(model.pass.routes.receive_row[i])));
   };
-  return h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, routes.map(line)));
+  return h("table", {}, h("caption", {}, "k: the router's choices, 0 is its first. Sent as row: place among the rows that its rank sends. Arrives as row: place at the owner."), h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", title: HEADS[name] }, name)))), h("tbody", {}, routes.map(line)));
 }
 
 const named = (token) => `“${token.text}”, row ${token.row} of rank ${token.rank}`;
@@ -55,4 +60,36 @@ function textBefore(data, { prompt, position }) {
     return texts;
   }, []);
   return data.textOf[prompt].slice(0, position).join("").replaceAll("·start", "");
+}
+
+// What a token, a row and a route are.
+function wordsOf(data) {
+  const tokens = data.passes[0].tokens;
+  const letters = tokens.filter((token) => [...token.text].length === 1).length > tokens.length / 2;
+  return `A token is ${letters ? "one character" : "a piece of text"} here; its row is the vector that travels; a route is one (row, expert) pair.`;
+}
+
+// One phase of a pass in a sentence; loads are told from the experts on.
+function inWords(model, totals, { step, layer }, phase) {
+  const at = PHASES.indexOf(phase);
+  const rows = (total) => (total ? `, ${counted(total.rows, "row")} between ranks` : "");
+  const routes = at === 0 ? ", not routed yet" : `, ${counted(model.n, "route")}`;
+  const travel = phase === "dispatch" ? rows(totals?.[0]) : phase === "combine" ? rows(totals?.[1]) : "";
+  const busiest = at < 3 ? "" : `; busiest rank ${model.busiest.join(" and ")} with ${counted(model.mostLoad, "route")}`;
+  return `Step ${step}, layer ${layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}${routes}${travel}${busiest}.`;
+}
+
+// What is told of the chosen token: as long as it is not routed, the style sheet hides `.mc-routed`.
+function chosenDetails(data, model, token, routes, withTable) {
+  if (!token) return [h("p", { class: "mc-quiet" }, "Choose a token, by a click on it or from the list, to see where its contributions come from.")];
+  const where = sharesOf(model, routes) || "none of its routes fits the choice of rank and expert";
+  const head = h("p", {}, h("b", {}, `Token ${named(token)}`), h("span", { class: "mc-not-yet" }, ": not routed yet"), h("span", { class: "mc-routed" }, ` → ${where}`));
+  if (!withTable || !routes.length) return [head];
+  return [head, h("div", { class: "mc-scroll mc-routed", tabindex: 0, role: "region", "aria-label": "Contributions of the chosen token" }, routeTable(data, model, routes, false))];
+}
+
+// All routes as a table, as many as can be read.
+function longTable(data, model, routes) {
+  const cut = routes.length > 600 ? [h("p", { class: "mc-quiet" }, `The first 600 of ${whole(routes.length)} routes. Choose a token, a rank or an expert to see others.`)] : [];
+  return [...cut, routeTable(data, model, routes.slice(0, 600), true)];
 }

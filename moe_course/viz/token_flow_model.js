@@ -1,10 +1,25 @@
 // What moves in one pass, without any drawing: routes, copies that travel by this backend's rules, loads, counts.
 
 const PHASES = ["at source", "router", "dispatch", "experts", "combine", "done"];
-// Where stepping stops in each phase: the moment that shows it best.
-const stopsOf = (data) => (["two_hop", "no_dp_ep"].includes(data.shape) ? [0, 0.8, 1.57, 3, 3.82, 5] : [0, 0.8, 1.45, 3, 3.65, 5]);
+// Time runs from BEGIN to END; a phase ends at 0, 1, 2, 3, 4 and END.
+const BEGIN = -0.3;
 const END = 5;
 const phaseAt = (t) => PHASES[t <= 0 ? 0 : t > 4 ? 5 : Math.ceil(t)];
+// Where stepping stops in each phase: the moment that shows it best.
+const stopsOf = (data) => (["two_hop", "no_dp_ep"].includes(data.shape) ? [BEGIN, 0.8, 1.57, 2.8, 3.82, END] : [BEGIN, 0.8, 1.45, 2.8, 3.65, END]);
+
+// The slider goes from 0 to 5 over the six tabs: k is the middle of tab k and its stop, k + 0.5 the end of the phase.
+const knotsOf = (data) => stopsOf(data).flatMap((stop, k) => (k < 5 ? [stop, k] : [stop]));
+function placeOf(data, t) {
+  const knots = knotsOf(data);
+  const i = Math.min(knots.length - 2, Math.max(0, knots.findIndex((knot) => knot >= t) - 1));
+  return (i + (t - knots[i]) / (knots[i + 1] - knots[i])) / 2;
+}
+function timeAt(data, place) {
+  const knots = knotsOf(data);
+  const i = Math.min(knots.length - 2, Math.floor(place * 2));
+  return knots[i] + (knots[i + 1] - knots[i]) * (place * 2 - i);
+}
 
 // One pass in typed arrays. `source[i]` is the rank that route i starts from.
 function readPass(data, pass) {
