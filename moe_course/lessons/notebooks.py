@@ -125,9 +125,10 @@ def dumps(notebook: NotebookNode) -> str:
     return json.dumps(json.loads(nbformat.writes(notebook)), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
 
 
-def same(old: NotebookNode, new: NotebookNode) -> bool:
-    """Do two normalised notebooks agree, apart from outputs of cells tagged to be ignored?"""
-    return dumps(_without_ignored(old)) == dumps(_without_ignored(new))
+def differing(old: NotebookNode, new: NotebookNode) -> list[int]:
+    """Cells in which two normalised runs of one notebook differ; outputs tagged to be ignored do not count."""
+    pairs = zip(_without_ignored(old).cells, _without_ignored(new).cells, strict=True)
+    return [index for index, (a, b) in enumerate(pairs) if a != b]
 
 
 def _without_ignored(notebook: NotebookNode) -> NotebookNode:
@@ -138,19 +139,25 @@ def _without_ignored(notebook: NotebookNode) -> NotebookNode:
     return kept
 
 
-def refresh(path: Path, check: bool, on_cell: Callable[[int], None] | None = None, timeout: int = 900) -> str:
-    """Execute one notebook and, unless `check`, store it. Returns "unchanged", "stored" or "would change"."""
+def refresh(
+    path: Path, check: bool, on_cell: Callable[[int], None] | None = None, timeout: int = 900
+) -> tuple[str, list[int]]:
+    """Execute one notebook and, unless `check`, store it.
+
+    Returns "unchanged", "stored" or "would change", and the cells that differ; none where only the form does.
+    """
     text = path.read_text(encoding="utf-8")
     old = nbformat.reads(text, as_version=4)
     new = normalise(execute(old, path.parent.resolve(), on_cell, timeout))
-    if text == dumps(old) == dumps(normalise(old)) and same(old, new):
-        return "unchanged"
+    cells = differing(normalise(old), new)
+    if not cells and text == dumps(old) == dumps(normalise(old)):
+        return "unchanged", []
     if check:
-        return "would change"
+        return "would change", cells
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(dumps(new), encoding="utf-8")
     temporary.replace(path)
-    return "stored"
+    return "stored", cells
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -197,8 +204,9 @@ def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
 
         try:
             progress.update(task, total=len(json.loads(path.read_text(encoding="utf-8"))["cells"]))
-            outcome = refresh(path, args.check, on_cell, args.timeout)
+            outcome, cells = refresh(path, args.check, on_cell, args.timeout)
             detail = f"{cell + 1} cells, {time.monotonic() - began:.1f} s"
+            detail += f"; other outputs in cells {', '.join(map(str, cells))}" if cells else ""
         except CellExecutionError as error:
             outcome, detail = "failed", f"cell {cell}: {error.ename}: {error.evalue}"
         except (CellTimeoutError, DeadKernelError) as error:

@@ -52,13 +52,15 @@ def test_runner_stores_the_same_bytes_again_and_check_finds_a_change(tmp_path, c
     assert runner.main([str(path), "--check"]) == 1
     assert path.read_text() == changed
     said = capsys.readouterr()
-    assert "would change" in said.out and said.err == "error: would change: a.ipynb; `make notebooks` stores them\n"
+    assert "would change" in said.out and "; other outputs in cells 1\n" in said.out
+    assert said.err == "error: would change: a.ipynb; `make notebooks` stores them\n"
 
 
 EDITS = {
-    "output": ("früh", "spät"),
-    "count": ('"execution_count": 2', '"execution_count": null'),
-    "picture": ("iVBOR", "iVBOS"),
+    "output": ("früh", "spät", [2]),
+    "count": ('"execution_count": 2', '"execution_count": null', [1]),
+    "picture": ("iVBOR", "iVBOS", [0]),
+    "form": ('"outputs": [', '"outputs":  [', []),
 }
 
 
@@ -76,10 +78,10 @@ def test_check_notices_an_edit(tmp_path, monkeypatch, edit):
     path.write_text(runner.dumps(fresh))
 
     monkeypatch.setattr(runner, "execute", lambda *_: fresh)
-    assert runner.refresh(path, check=True) == "unchanged"
+    assert runner.refresh(path, check=True) == ("unchanged", [])
     assert path.read_text().count(EDITS[edit][0]) >= 1
-    path.write_text(path.read_text().replace(*EDITS[edit]))
-    assert runner.refresh(path, check=True) == "would change"
+    path.write_text(path.read_text().replace(*EDITS[edit][:2]))
+    assert runner.refresh(path, check=True) == ("would change", EDITS[edit][2])
 
 
 def test_runs_see_nothing_of_what_was_kept(tmp_path, monkeypatch):
@@ -102,7 +104,7 @@ def test_the_suite_compares_every_stored_output(tmp_path):
     """With the settings of this project: what was printed, shown or raised, and the tag of a cell that fails."""
     cells = ["print(21 * 2)", "print(21 * 2)", "21 * 2", "1 / 0", "2 / 0"]
     path = write(tmp_path / "a.ipynb", *cells, tags=("raises-exception",))
-    assert runner.refresh(path, check=False) == "stored"
+    assert runner.refresh(path, check=False)[0] == "stored"
     stored = json.loads(path.read_text())
     stored["cells"][1]["outputs"][0]["text"] = ["43\n"]
     stored["cells"][2]["outputs"][0]["data"]["text/plain"] = ["43"]
@@ -132,10 +134,10 @@ def test_runner_leaves_a_file_whose_ignored_outputs_alone_differ(tmp_path):
         "# not compared: differs every time\nimport os; print(os.urandom(8))",
         tags=(runner.IGNORE_TAG,),
     )
-    assert runner.refresh(path, check=False) == "stored"
+    assert runner.refresh(path, check=False)[0] == "stored"
     first = path.read_bytes()
-    assert runner.refresh(path, check=False) == "unchanged" and path.read_bytes() == first
-    assert runner.refresh(path, check=True) == "unchanged"
+    assert runner.refresh(path, check=False) == ("unchanged", []) and path.read_bytes() == first
+    assert runner.refresh(path, check=True) == ("unchanged", [])
 
 
 def test_runner_refuses_a_file_that_is_not_there(capsys):
