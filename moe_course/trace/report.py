@@ -40,7 +40,7 @@ def report(trace: Trace, result: dict[str, Any]) -> str:
     _same_run(trace, result)
     flow = flow_data(trace)
     parts: list[str | Figure] = [
-        f"<main>\n<h1>{escape(_title(result))}</h1>",
+        f"<h1>{escape(_title(result))}</h1>",
         _verdict(result),
         _facts(trace, result),
         "<h2>Where the tokens of your text went</h2>",
@@ -60,7 +60,6 @@ def report(trace: Trace, result: dict[str, Any]) -> str:
         "<details><summary>What all ranks agreed on before the first row moved</summary>",
         _plan(result),
         "</details>",
-        "</main>",
         f"<script>\n{_part('report.js')}</script>",
     ]
     return page(_title(result), parts, _part("report.css"))
@@ -146,7 +145,15 @@ def _load(trace: Trace, result: dict[str, Any]) -> str:
         bar = f'<span class="bar" style="width:{200 * sums[rank] / most:.0f}px"></span>'
         cells = [str(rank), str(numbers["experts"]), *(f"{counts[layer][rank]:,}" for layer in layers)]
         rows.append([*cells, f"{sums[rank]:,}", bar, f"{numbers['rows_sent']:,}", f"{numbers['rows_received']:,}"])
-    heads = ["rank", "experts", *(f"layer {layer}" for layer in layers), "routes", "", "rows out", "rows in"]
+    heads = [
+        "rank",
+        "experts",
+        *(f"layer {layer}" for layer in layers),
+        "routes",
+        "against the most",
+        "rows out",
+        "rows in",
+    ]
     busiest = sums.index(most)
     says = (
         f"Rank {busiest} was the busiest: {most:,} routes, {most / mean:.2f} times the mean." if most else "No routes."
