@@ -45,7 +45,8 @@ function mount(root, data, opts = {}) {
   function chip(token) {
     const bar = h("span", { class: "tt-bar", "aria-hidden": "true" }, token.shares.map((share, rank) => (share > 0 ? h("i", { style: `flex:${share};background:${rankColour(rank)}` }) : null)));
     const main = mainRank(token.shares);
-    const button = h("button", { class: token.made ? "tt-token tt-made" : "tt-token", tabindex: -1, title: describeToken(data, token), "aria-label": describeToken(data, token) }, h("code", {}, token.text), bar, h("small", {}, token.routes.length ? String(main) : "·"));
+    const button = h("button", { class: token.made ? "tt-token tt-made" : "tt-token", tabindex: -1, title: describeToken(data, token) }, h("code", {}, token.text), bar,
+      h("small", {}, h("span", { class: "mc-hidden" }, token.routes.length ? " rank " : " no rank "), token.routes.length ? String(main) : "·"));
     button.addEventListener("click", () => choose(button, token));
     button.addEventListener("focus", () => say(detail, describeToken(data, token)));
     return button;
@@ -72,7 +73,7 @@ function mount(root, data, opts = {}) {
         if (chips.length) chips[0].tabIndex = 0;
         const line = h("div", { class: "tt-line", role: "toolbar", "aria-label": `tokens of prompt ${prompt}` }, chips);
         line.addEventListener("keydown", (event) => walk(event, chips));
-        return h("section", {}, h("h4", {}, `prompt ${prompt}, on rank ${data.prompts[prompt].rank}`), line);
+        return h("section", {}, h("h3", {}, `prompt ${prompt}, on rank ${data.prompts[prompt].rank}`), line);
       }),
     );
   }
