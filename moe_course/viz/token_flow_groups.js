@@ -1,13 +1,12 @@
 // Who moves from where to where when, in columns that a frame can draw without making anything.
 
-const MOST_MOVING = 1500; // dots that one group draws at most; all are counted
+const MOST_MOVING = 1500; // dots that move at the same time at most; all are counted
 const STAGGER = 0.6; // the last dot starts when this part of its window is over
 
 // A group of dots that move together in the window begin..end, in columns sorted by look. `parts` are pairs of a list
 // and what makes a move of one of its items; only moves that are drawn are made, those of chosen tokens always.
-// Its dots stay in sight until `hold`, those of chosen tokens until `rest`.
-function group(begin, end, parts, chosen, { hold = end, rest = hold } = {}) {
-  const total = parts.reduce((sum, [items]) => sum + items.length, 0);
+// Its dots stay in sight until `hold`, those of chosen tokens until `rest`; `total` dots move in this window in all.
+function group(begin, end, parts, chosen, { hold = end, rest = hold, total = parts.reduce((sum, [items]) => sum + items.length, 0) } = {}) {
   const stride = Math.ceil(total / MOST_MOVING) || 1;
   const few = Math.min(1, total / 12);
   const kept = [];
@@ -26,7 +25,7 @@ function group(begin, end, parts, chosen, { hold = end, rest = hold } = {}) {
   const column = (name, Kind) => Kind.from(kept, (move) => move[name]);
   const token = column("token", Int32Array);
   return {
-    begin, end, hold, rest, stride, n: kept.length, token, mine: [...token.keys()].filter((at) => chosen[token[at]] === 1), look: column("look", Int32Array),
+    begin, end, hold, rest, total, stride, n: kept.length, token, mine: [...token.keys()].filter((at) => chosen[token[at]] === 1), look: column("look", Int32Array),
     x0: column("x0", Float32Array), y0: column("y0", Float32Array), x1: column("x1", Float32Array), y1: column("y1", Float32Array),
     start: column("start", Float32Array), dy: column("dy", Float32Array), to: column("to", Int32Array),
   };
@@ -77,16 +76,18 @@ function groupsOf(data, model, g, visible, berths) {
     groups.push(make(1, 1.4, [stayers(port, half), copies(there, 0, (token, source) => port(token, source), half)]));
     groups.push(make(1.4, 1.72, [stayers(half, door), copies(there, 1, half, door)]));
   } else {
-    groups.push(make(1, 1.72, [stayers(port, door), copies(there, 0, leaving, arriving)]));
-    groups.push(make(1, 1.72, [copies(there, 0, leaving, arriving, false)], { hold: 3.28 })); // these wait at the door
+    const total = stay.length + there.length;
+    groups.push(make(1, 1.72, [stayers(port, door), copies(there, 0, leaving, arriving)], { total }));
+    groups.push(make(1, 1.72, [copies(there, 0, leaving, arriving, false)], { total, hold: 3.28 })); // these wait at the door
   }
   groups.push(make(1.72, 2, [[shown, toExperts, ofRoute]], { rest: 3 }));
   groups.push(make(3, 3.28, [[shown, fromExperts, ofRoute]]));
   if (hops || data.shape === "no_dp_ep") {
     groups.push(make(3.28, 3.62, [copies(home, 0, door, half)]), make(3.62, 4, [stayers(door, tile), copies(home, 1, half, tile)]));
   } else {
-    groups.push(make(3.28, 4, [stayers(door, tile), copies(home, 0, arriving, tile)]));
-    groups.push(make(3.28, 4, [copies(home, 0, arriving, tile, false)]));
+    const total = stay.length + home.length;
+    groups.push(make(3.28, 4, [stayers(door, tile), copies(home, 0, arriving, tile)], { total }));
+    groups.push(make(3.28, 4, [copies(home, 0, arriving, tile, false)], { total }));
   }
   return groups.filter((one) => one.n > 0);
 }

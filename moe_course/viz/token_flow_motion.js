@@ -1,17 +1,18 @@
-// Drawing what moves, on a canvas of its own. Nothing is made for a frame: columns, sheets and texts are ready.
+// Drawing what moves, on a canvas of its own. Hardly anything is made for a frame: columns, sheets and texts are ready.
 
 // What moves, at time t, from bottom to top: experts, lines, dots, tokens, and what is chosen.
 function drawMoving(context, scene, t) {
   const { groups, chosen, g } = scene;
+  const [tokens, experts] = [[g.tokensAt - 4, g.tokensWidth + 8], [g.expertsAt - 4, g.expertsWidth + 8]]; // columns
   context.textBaseline = "middle";
   if (t > 1 && scene.data.capacity) drawFilled(context, scene, Math.min(1, (t - 1) / 0.72));
   drawLoads(context, scene, t);
-  if (t > 2) drawSheet(context, scene.sheet("lit"), g, t > 4 ? Math.max(0.3, 1 - (t - 4)) : Math.min(1, 0.25 + 1.5 * (t - 2)));
-  if (t > 2 && t <= 3) drawSheet(context, scene.sheet("rest"), g, 1);
+  if (t > 2) drawSheet(context, scene.sheet("lit"), g, t > 4 ? Math.max(0.3, 1 - (t - 4)) : Math.min(1, 0.25 + 1.5 * (t - 2)), ...experts);
+  if (t > 2 && t <= 3) drawSheet(context, scene.sheet("rest"), g, 1, ...experts);
   if (chosen.length && t > 1) drawPaths(context, scene, t > 4 ? Math.max(0.2, 0.75 - (t - 4)) : 0.75);
   for (const part of groups) if (t > part.begin && t <= part.hold) drawGroup(context, scene, part, t);
-  drawSheet(context, scene.sheet("tokens"), g, 1, g.tokensAt - 4, g.tokensWidth + 8);
-  if (t > 4) drawSheet(context, scene.sheet("done"), g, Math.min(1, 2 * (t - 4)), g.tokensAt - 4, g.tokensWidth + 8);
+  drawSheet(context, scene.sheet("tokens"), g, 1, ...tokens);
+  if (t > 4) drawSheet(context, scene.sheet("done"), g, Math.min(1, 2 * (t - 4)), ...tokens);
   if (chosen.length && t > 1) drawLabels(context, scene, t > 1.72 && t < 3.28);
   if (chosen.length) for (const part of groups) if (t > part.begin && t <= part.rest) drawBadges(context, scene, part, t);
   if (t > 1) drawRowsIn(context, scene);
@@ -23,7 +24,7 @@ function drawGroup(context, scene, part, t) {
   const { dots, glyphs, chosenMark } = scene;
   const passed = (t - part.begin) / (part.end - part.begin);
   const any = scene.chosen.length > 0;
-  const letters = glyphs !== null && part.n <= 700 && part.end - part.begin > 0.3;
+  const letters = glyphs !== null && part.total <= 700 && part.end - part.begin > 0.3;
   for (let i = 0; i < part.n; i++) {
     const token = part.token[i];
     if (chosenMark[token] === 1) continue;
@@ -90,8 +91,8 @@ function drawFilled(context, { data, model, g }, share) {
   }
 }
 
-// A sheet as it is, or only its columns from `x` on.
-function drawSheet(context, sheet, g, alpha, x = 0, wide = g.width) {
+// A sheet's columns from `x` on, `wide` pixels.
+function drawSheet(context, sheet, g, alpha, x, wide) {
   const ratio = sheet.width / g.width;
   context.globalAlpha = alpha;
   context.drawImage(sheet, x * ratio, 0, wide * ratio, sheet.height, x, 0, wide, g.height);

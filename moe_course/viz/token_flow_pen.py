@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from matplotlib.path import Path
+
 DPI = 100
 _INK = "#1b1b1b"
+_MIDDLE = 0.32  # of a letter above its line, in sizes of the font: between small and capital ones
 
 
 class Pen:
@@ -31,6 +36,17 @@ class Pen:
             look = {"facecolors": face, "edgecolors": edge, "linewidths": width}
             self.axes.add_collection(PolyCollection(shapes, **look), autolim=False)
 
+    def letters(self, texts: list[tuple[float, float, str]], size: float) -> None:
+        """Texts around their middles, as outlines: a font's own widths are rounded to pixels and would drift."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path
+
+        outlines = [
+            Path(_outline(text).vertices * (size, -size) + (self.x + x, self.y + y), _outline(text).codes)
+            for x, y, text in texts
+        ]
+        self.axes.add_artist(PathPatch(Path.make_compound_path(*outlines), facecolor=_INK, linewidth=0))
+
     def curves(self, ends: list[tuple], colour: list[str], width: Any, alpha: float) -> None:
         """Lines from (x, y) to (x, y) that leave and arrive level."""
         from matplotlib.collections import LineCollection
@@ -40,10 +56,23 @@ class Pen:
             u = np.linspace(0, 1, 24)
             way = start + (end - start) * np.stack([u, u * u * (3 - 2 * u)], 1)  # [n, 24, 2]
             lines = way + np.array([self.x, self.y])
-            self.axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, alpha=alpha), autolim=False)
+            self.axes.add_collection(
+                LineCollection(lines, colors=colour, linewidths=width, alpha=alpha, zorder=1), autolim=False
+            )
 
     def dots(self, points: list[tuple[float, float]], colour: str, mark: str, size: float) -> None:
         x, y = zip(*points, strict=True)
         self.axes.scatter(
             np.array(x) + self.x, np.array(y) + self.y, s=size, c=colour, marker=mark, linewidths=0, rasterized=True
         )
+
+
+@cache
+def _outline(text: str) -> Path:
+    """A text in a font of size 1 around its middle."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.path import Path
+    from matplotlib.textpath import TextPath
+
+    path = TextPath((0, 0), text, size=100, prop=FontProperties(family="DejaVu Sans Mono"))
+    return Path(path.vertices / 100 - (0.301 * len(text), _MIDDLE), path.codes)

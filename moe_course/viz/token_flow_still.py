@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from moe_course.viz import colours
 from moe_course.viz.picture import png
 from moe_course.viz.token_flow_pen import DPI, Pen
+from moe_course.viz.token_flow_still_tokens import Tiles, draw_tokens, fit, strips_of, tiles_of
 
-PHASES = ("at source", "router", "dispatch", "experts", "combine", "done")
+PHASES = {
+    "at source": "every token is on its rank",
+    "router": "every token chooses its experts",
+    "dispatch": "rows go to the ranks that own those experts",
+    "experts": "routes that each rank computes",
+    "combine": "what was computed goes home",
+    "done": "strip below a token: the ranks whose parts were added up",
+}
 _WIDTH, _GAP = 1180, 20
 _MUTED, _LINE, _LANE = "#5c5c5c", "#c4c4c4", "#f3f3f3"
 
@@ -26,7 +33,8 @@ class Frame:
     lane: float
     width: float = (_WIDTH - _GAP) / 2
     label: float = 62.0
-    tokens: float = 214.0
+    tokens: float = 178.0
+    rows_in: float = 290.0
     router: float = 296.0
     door: float = 384.0
     experts: float = 394.0
@@ -56,7 +64,7 @@ def draw(data: dict, shown: dict) -> bytes:
     title = f"step {shown['step']} ({shown['phase']}), layer {shown['layer']} · {data['backend']}"
     pen = Pen(axes)
     pen.text(4, 12, title, size=13, weight="bold")
-    legend = "colour: the rank a row comes from · tile, dark to bright: 1 to most routes of an expert"
+    legend = "colour: the rank a row comes from · tile, dark to bright: 1 to most routes of an expert, white: none"
     pen.text(_WIDTH - 4, 12, legend, align="right")
     for number, phase in enumerate(PHASES):
         pen.x, pen.y = (number % 2) * (frame.width + _GAP), 26 + (number // 2) * panel
@@ -66,7 +74,9 @@ def draw(data: dict, shown: dict) -> bytes:
 
 def _panel(pen: Pen, frame: Frame, data: dict, shown: dict, phase: str) -> None:
     ranks = range(frame.ranks)
-    pen.text(0, 10, f"{PHASES.index(phase) + 1}  {phase}", size=12, weight="bold")
+    name = f"{[*PHASES].index(phase) + 1}  {phase}"
+    pen.text(0, 10, name, size=12, weight="bold")
+    pen.text(14 + 7.8 * len(name), 10.5, PHASES[phase], size=10, color=_MUTED)
     pen.boxes([(0, frame.top(rank) + 1, frame.width, frame.lane - 2) for rank in ranks], _LANE)
     pen.boxes(
         [(0, frame.top(rank) + 1, 4, frame.lane - 2) for rank in ranks], [colours.of_rank(rank) for rank in ranks]
@@ -74,88 +84,13 @@ def _panel(pen: Pen, frame: Frame, data: dict, shown: dict, phase: str) -> None:
     for rank in ranks:
         pen.dots([(11, frame.middle(rank))], colours.of_rank(rank), colours.mark_of_rank(rank), 22)
         pen.text(18, frame.middle(rank), f"rank {rank}" if frame.ranks <= 99 else str(rank), size=10, weight="bold")
-    tiles = _tiles(frame, shown["tokens"])
-    _tokens(pen, shown["tokens"], tiles, _strips(shown) if phase == "done" else [])
-    _experts(pen, frame, data, shown, lit=phase in ("experts", "combine", "done"))
+    tiles = tiles_of(frame, shown["tokens"])
     if phase == "router":
         _routes(pen, frame, shown, tiles)
+    draw_tokens(pen, shown["tokens"], tiles, strips_of(shown) if phase == "done" else [])
+    _experts(pen, frame, data, shown, lit=phase in ("experts", "combine", "done"))
     if phase in ("dispatch", "combine"):
         _wire(pen, frame, shown["wire"][phase], home=phase == "combine")
-
-
-def fit(n: int, width: float, height: float, ratio: float, most: float) -> tuple[int, float]:
-    """Columns, and the side of the largest tile, with which n tiles of `ratio` sides by one side fit into an area."""
-    for side in np.arange(most, 1, -0.5):
-        columns = max(1, int(width // (side * ratio)))
-        if columns * int(height // side) >= n:
-            return columns, float(side)
-    columns = max(1, math.ceil(math.sqrt(n * width / height)))
-    return columns, height / math.ceil(n / columns)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Tokens as tiles: `places[t]` is a tile's upper left corner; `cell` characters fit into one."""
-
-    places: list[tuple[float, float]]
-    columns: int
-    width: float
-    height: float
-    cell: int
-
-    @property
-    def font(self) -> float:
-        """Pixels of a font whose characters fill the tiles, 0.602 of its size each."""
-        return self.width / (0.602 * self.cell)
-
-
-def _tiles(frame: Frame, tokens: list[dict]) -> Tiles:
-    counts = Counter(token["rank"] for token in tokens)
-    lengths = sorted(len(token["text"]) for token in tokens)
-    cell = max(2, min(7, lengths[int(0.8 * len(lengths))]))
-    ratio = 0.44 * cell
-    columns, side = fit(max(counts.values()), frame.tokens, frame.lane - 5, ratio, 15)
-    seen: Counter = Counter()
-    places = []
-    for token in tokens:
-        rank, place = token["rank"], seen[token["rank"]]
-        seen[rank] += 1
-        places.append((frame.label + place % columns * side * ratio, frame.top(rank) + 3 + place // columns * side))
-    return Tiles(places, columns, side * ratio, side, cell)
-
-
-def _tokens(pen: Pen, tokens: list[dict], tiles: Tiles, strips: list) -> None:
-    w, h = tiles.width, tiles.height
-    edges = [colours.of_rank(token["rank"]) for token in tokens]
-    with_text = h >= 7
-    pen.boxes([(x, y, w - 1, h - 1) for x, y in tiles.places], "white" if with_text else edges, edges, 0.5)
-    lines: dict[float, list[str]] = {}  # a line of tiles is one text: hundreds of texts would take seconds
-    for (_, y), token in zip(tiles.places, tokens, strict=True) if with_text else ():
-        lines.setdefault(y, []).append(_cell(token["text"], tiles.cell))
-    for y, cells in lines.items():
-        left, look = tiles.places[0][0] + 0.12 * tiles.font, {"family": "DejaVu Sans Mono"}
-        pen.text(left, y + h / 2 - 0.5, "".join(cells), size=tiles.font, **look)
-    thick = max(2.0, h * 0.22)
-    for rank, parts in strips:
-        boxes = [
-            (tiles.places[t][0] + (w - 1) * start, tiles.places[t][1] + h - 1 - thick, (w - 1) * share, thick)
-            for t, start, share in parts
-        ]
-        pen.boxes(boxes, colours.of_rank(rank))
-
-
-def _strips(shown: dict) -> list[tuple[int, list[tuple[int, float, float]]]]:
-    """For each rank: token, and from where to where its share in the token's routes goes, 0 to 1."""
-    owners: dict[int, list[int]] = {}
-    for token, owner in zip(shown["routes"]["token"], shown["routes"]["owner"], strict=True):
-        owners.setdefault(token, []).append(owner)
-    found: dict[int, list[tuple[int, float, float]]] = {}
-    for token, all_ in owners.items():
-        start = 0.0
-        for owner, n in sorted(Counter(all_).items()):
-            found.setdefault(owner, []).append((token, start, n / len(all_)))
-            start += n / len(all_)
-    return sorted(found.items())
 
 
 def _experts(pen: Pen, frame: Frame, data: dict, shown: dict, lit: bool) -> None:
@@ -236,25 +171,5 @@ def _wire(pen: Pen, frame: Frame, entries: list[list[int]], home: bool) -> None:
             colour.append(colours.of_rank(source))
             widths.append(0.6 + 3.4 * rows / most)
     pen.curves(ends, colour, widths, 0.55)
-    for rank, rows in into.items():
-        x, align = (right - 3, "right") if not home else (left + 3, "left")
-        pen.text(
-            x, frame.top(rank) + frame.lane - 7, f"{rows:,} in", size=10, align=align,
-            bbox={"facecolor": _LANE, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
-        )  # fmt: skip
-
-
-def _cell(text: str, width: int) -> str:
-    """A text cut or filled to `width` characters; those that the font lacks are drawn as a box."""
-    text = "".join(char if ord(char) in _font_characters() else "□" for char in text)
-    if len(text) > width:
-        text = "·" if text.startswith("·") else text[: max(1, width - 1)] + "…"
-    return text.center(width) if len(text) > 1 else text.ljust(width)
-
-
-@cache
-def _font_characters() -> frozenset[int]:
-    from matplotlib import font_manager, ft2font
-
-    path = font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans Mono"))
-    return frozenset(ft2font.FT2Font(path).get_charmap())
+    for rank in range(frame.ranks):
+        pen.text(frame.rows_in, frame.middle(rank), f"{into[rank]:,} in", size=10, align="right")
