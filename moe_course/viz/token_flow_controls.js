@@ -52,6 +52,7 @@ function legendOf(data, most, dots) {
     entry(swatch("mc-line"), "route of the chosen token: colour = the rank it goes to, width = weight"),
     entry(swatch("mc-line mc-dashed"), "stays at home"),
     entry("expert: ", swatch("mc-none"), "0 routes (empty), ", "1", scale, most),
+    entry("dots in an expert: its rows, as many as fit"),
     entry(swatch("mc-sum", `background:linear-gradient(90deg,${stripes.join(",")})`), "under a token, done: its new row is the sum of the parts from these ranks"),
     data.passes.some((pass) => pass.tokens.some((token) => token.text === "·start")) ? entry(h("b", {}, "·"), " start of a text") : null, dots);
 }

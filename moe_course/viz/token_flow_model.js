@@ -40,6 +40,14 @@ function readPass(data, pass) {
     found.routesOf[found.token[i]].push(i);
     found.mostK = Math.max(found.mostK, found.k[i] + 1);
   }
+  // routes whose outputs are added up to a token's new row: where ranks share their rows, those of all of them
+  const parts = new Map();
+  found.partsOf = tokens.map(({ prompt, position }, index) => {
+    const key = `${prompt}/${position}`;
+    if (!parts.has(key)) parts.set(key, []);
+    parts.get(key).push(...found.routesOf[index]);
+    return parts.get(key);
+  });
   found.mostLoad = Math.max(...found.load);
   found.busiest = [...found.load.keys()].filter((rank) => found.load[rank] === found.mostLoad);
   found.mostOfExpert = Math.max(1, ...found.expertLoad);

@@ -44,6 +44,7 @@ class Pen:
         outlines = [
             Path(_outline(text).vertices * (size, -size) + (self.x + x, self.y + y), _outline(text).codes)
             for x, y, text in texts
+            if text.strip()
         ]
         self.axes.add_artist(PathPatch(Path.make_compound_path(*outlines), facecolor=_INK, linewidth=0))
 

@@ -94,34 +94,37 @@ function litSheet(model, g, shownOfExpert) {
   return canvas;
 }
 
-// Rows at their experts: small dots inside each tile, in the colour of the rank they come from, as many as fit.
+// Rows at their experts: small dots in the lower part of each tile, in the colours of the ranks they come from. Where
+// more rows come than fit, those shown have the colours in proportion.
 function restSheet({ model, g, colours, chosenMark, chosen, visible }) {
   const canvas = h("canvas");
   const context = crisp(canvas, g.width, g.height);
   const { w } = g.expertTile;
-  const most = Math.floor((w - 2) / 3.2);
-  if (most < 1) return canvas;
+  const pitch = Math.min(4.4, (w - 1) / 2);
+  const columns = Math.floor((w - 1) / pitch);
+  const most = columns * Math.max(1, Math.floor((w * 0.45) / pitch));
+  if (pitch < 2.5) return canvas;
   const guests = new Map();
   for (let i = 0; i < model.n; i++) {
     if (!visible(i) || chosenMark[model.token[i]]) continue;
     const list = guests.get(model.expert[i]) ?? [];
     guests.set(model.expert[i], list);
-    if (list.length < most * most) list.push(model.source[i]);
+    list.push(model.source[i]);
   }
   context.globalAlpha = chosen.length ? 0.6 : 1;
-  context.lineWidth = 0.8;
+  context.lineWidth = 0.6;
   context.strokeStyle = "#ffffff";
   for (const [expert, list] of guests) {
-    const side = Math.max(2, Math.ceil(Math.sqrt(list.length)));
-    const pitch = Math.min((w - 2) / side, 7);
     const { x, y } = g.experts[expert];
-    list.sort((a, b) => a - b).forEach((rank, at) => {
-      const off = (line) => w / 2 + (line - (side - 1) / 2) * pitch;
-      shape(context, "circle", x + off(at % side), y + off(Math.floor(at / side)), Math.min(2.6, pitch * 0.42));
-      context.fillStyle = rankColour(rank);
+    const n = Math.min(most, list.length);
+    list.sort((a, b) => a - b);
+    for (let at = 0; at < n; at++) {
+      const [column, line] = [at % columns, Math.floor(at / columns)];
+      shape(context, "circle", x + w / 2 + (column - (columns - 1) / 2) * pitch, y + w - 0.8 - (line + 0.5) * pitch, pitch * 0.44);
+      context.fillStyle = rankColour(list[Math.floor(((at + 0.5) * list.length) / n)]);
       context.fill();
       context.stroke();
-    });
+    }
   }
   return canvas;
 }

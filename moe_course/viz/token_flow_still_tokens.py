@@ -86,12 +86,13 @@ def texts_of(tokens: list[dict], tiles: Tiles, below: float = 0) -> list[tuple[f
 
 def strips_of(shown: dict) -> list[tuple[int, list[tuple[int, float, float]]]]:
     """For each rank: token, and from where to where its share in the token's routes goes, 0 to 1."""
-    owners: dict[int, list[int]] = {}
+    same = [(token["prompt"], token["position"]) for token in shown["tokens"]]  # ranks may share rows, and add them up
+    owners: dict[tuple[int, int], list[int]] = {}
     for token, owner in zip(shown["routes"]["token"], shown["routes"]["owner"], strict=True):
-        owners.setdefault(token, []).append(owner)
+        owners.setdefault(same[token], []).append(owner)
     found: dict[int, list[tuple[int, float, float]]] = {}
-    for token, all_ in owners.items():
-        start = 0.0
+    for token, place in enumerate(same):
+        start, all_ = 0.0, owners.get(place, [])
         for owner, n in sorted(Counter(all_).items()):
             found.setdefault(owner, []).append((token, start, n / len(all_)))
             start += n / len(all_)

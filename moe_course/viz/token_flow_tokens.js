@@ -28,7 +28,7 @@ function tokenSheet({ model, g, colours, chosen, chosenMark, visible }, strips) 
   model.tokens.forEach((token, i) => {
     const { x, y } = g.tokens[i];
     const picked = chosenMark[i] === 1;
-    const routes = model.routesOf[i].filter(visible);
+    const routes = model.partsOf[i].filter(visible);
     const faint = !routes.length || (chosen.length > 0 && !picked);
     context.fillStyle = high >= 7 ? colours.background : rankColour(token.rank); // too small for a text: a dot
     context.globalAlpha = high >= 7 || !faint ? 1 : 0.4;
