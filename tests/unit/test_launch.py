@@ -226,8 +226,8 @@ def test_a_rank_that_stops_before_it_says_who_it_is_does_not_stay(tmp_path):
     mark = tmp_path / "pid"
     program.write_text(f"import os, signal\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\n" + program.read_text())
     began = time.monotonic()
-    ended = launch([], 1, timeout=8, module="stopper", env={"PYTHONPATH": f"{tmp_path}:{sys.path[0]}"})
-    assert ended.returncode == 5 and "not finished after 8 s" in ended.error
-    assert time.monotonic() - began < 20
+    ended = launch([], 1, timeout=12, module="stopper", env={"PYTHONPATH": f"{tmp_path}:{sys.path[0]}"})
+    assert ended.returncode == 5 and "not finished after 12 s" in ended.error
+    assert time.monotonic() - began < 30
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
