@@ -16,21 +16,24 @@ from PIL import Image
 from playwright.sync_api import Locator, Page
 from playwright.sync_api import TimeoutError as TooLate
 
-# Canvases that show something, as [name, colours, pixels near the text colour of the page].
+# What canvases show, as [name, colours, pixels near the text colour of the page]. Those on one spot count together.
 _INK = """(root) => {
   const wanted = getComputedStyle(root).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
-  const large = [...root.querySelectorAll("canvas")].filter((c) => c.clientWidth > 100 && c.clientHeight > 20);
-  return large.map((canvas) => {
+  const spots = new Map();
+  for (const canvas of root.querySelectorAll("canvas")) {
+    const {x, y, width, height} = canvas.getBoundingClientRect();
+    if (width < 100 || height < 20) continue;
+    const spot = spots.get(`${x} ${y}`) ?? {names: [], colours: new Set(), near: 0};
+    spots.set(`${x} ${y}`, spot);
+    if (canvas.hasAttribute("aria-label")) spot.names.push(canvas.getAttribute("aria-label").slice(0, 40));
     const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-    const colours = new Set();
-    let near = 0;
     for (let i = 0; i < data.length; i += 4) {
       if (data[i + 3] < 128) continue;
-      colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
-      if (wanted.every((value, part) => Math.abs(value - data[i + part]) < 40)) near += 1;
+      spot.colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+      if (wanted.every((value, part) => Math.abs(value - data[i + part]) < 40)) spot.near += 1;
     }
-    return [canvas.getAttribute("aria-label") ?? "canvas below", colours.size, near];
-  });
+  }
+  return [...spots.values()].map(({names, colours, near}) => [names.join() || "no name", colours.size, near]);
 }"""
 _WAIT = "([root, wanted]) => Object.entries(wanted).every(([name, value]) => root.dataset[name] === value)"
 _CUT_OFF = """(root) => {
@@ -68,8 +71,7 @@ def drawn(root: Locator) -> list[str]:
     if box is None or box["height"] < 40:
         return ["nothing is to be seen"]
     canvases = root.evaluate(_INK)
-    empty = [f"{name[:40]} is empty" for name, colours, _ in canvases if colours < 3 and name != "canvas below"]
-    return empty + root.evaluate(_CUT_OFF)
+    return [f"{name} is empty" for name, colours, _ in canvases if colours < 3] + root.evaluate(_CUT_OFF)
 
 
 def reaches_kernel(view: View, act: Callable[[Locator], None], wanted: dict[str, Any]) -> list[str]:
@@ -146,11 +148,7 @@ def readable(root: Locator, dark: bool) -> list[str]:
     strong = sum(n for colour, n in counts.items() if contrast(colour, ground) >= 4.5) / sum(counts.values())
     if strong < 0.005:
         found.append(f"only {strong:.2%} of the picture stands out from its ground")
-    written = [(name, near) for name, _, near in root.evaluate(_INK) if name != "canvas below"]
-    below = [near for name, _, near in root.evaluate(_INK) if name == "canvas below"]
-    return found + [
-        f"{name[:40]}: no text in the colour of the page" for name, near in written if near + sum(below) < 20
-    ]
+    return found + [f"{name}: no text in the page's colour" for name, _, near in root.evaluate(_INK) if near < 20]
 
 
 def accessible(root: Locator, axe: str) -> list[str]:

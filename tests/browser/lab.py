@@ -64,23 +64,22 @@ class Lab:
                         found[int(entry.name)] = (int(parent), command)
         return found
 
-    def kernels(self) -> list[int]:
-        return [pid for pid, (parent, _) in self.processes().items() if parent == self.pid]
-
     def started_by_kernels(self) -> dict[int, str]:
         """What kernels started, and what they left behind when they ended: pid -> command line."""
-        return {
-            pid: command
-            for pid, (parent, command) in self.processes().items()
-            if pid != self.pid and parent != self.pid
-        }
+        everybody = self.processes().items()
+        return {pid: text for pid, (parent, text) in everybody if pid != self.pid and parent != self.pid}
 
-    def wait_until_gone(self, seconds: float = 10) -> dict[int, str]:
-        """Processes that kernels started and that are still there after `seconds`."""
+    def wait_until_gone(self, seconds: float = 10, kernels: bool = False) -> dict[int, str]:
+        """Processes that kernels started, or all but the server's own, that are still there after `seconds`."""
         deadline = time.monotonic() + seconds
-        while self.started_by_kernels() and time.monotonic() < deadline:
+        while found := self._all_but_the_server() if kernels else self.started_by_kernels():
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.1)
-        return self.started_by_kernels()
+        return found
+
+    def _all_but_the_server(self) -> dict[int, str]:
+        return {pid: command for pid, (_, command) in self.processes().items() if pid != self.pid}
 
 
 @contextlib.contextmanager

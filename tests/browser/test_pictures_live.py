@@ -185,7 +185,7 @@ MUTANTS = {
         "console: oh",
     ),
     "a canvas written on in black in a dark page": (
-        "rank_timeline",
+        "token_flow",
         'text: read("--mc-text", "#1b1b1b")',
         'text: "#1b1b1b"',
         "dark",
