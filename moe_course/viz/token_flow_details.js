@@ -79,11 +79,12 @@ function inWords(model, totals, { step, layer }, phase) {
   return `Step ${step}, layer ${layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}${routes}${travel}${busiest}.`;
 }
 
-// What is told of the chosen token: as long as it is not routed, the style sheet hides `.mc-routed`.
+// What is told of the chosen token: as long as it is not routed, the style sheet hides
+// `.mc-routed`, and `.mc-back` until all is done.
 function chosenDetails(data, model, token, routes, withTable) {
   if (!token) return [h("p", { class: "mc-quiet" }, "Choose a token, by a click on it or from the list, to see where its contributions come from.")];
   const where = sharesOf(model, routes) || "none of its routes fits the choice of rank and expert";
-  const head = h("p", {}, h("b", {}, `Token ${named(token)}`), h("span", { class: "mc-not-yet" }, ": not routed yet"), h("span", { class: "mc-routed" }, ` → ${where}`));
+  const head = h("p", {}, h("b", {}, `Token ${named(token)}`), h("span", { class: "mc-not-yet" }, ": not routed yet"), h("span", { class: "mc-routed" }, ` → ${where}`), h("span", { class: "mc-back" }, ` → back on rank ${token.rank}: their sum`));
   if (!withTable || !routes.length) return [head];
   return [head, h("div", { class: "mc-scroll mc-routed", tabindex: 0, role: "region", "aria-label": "Contributions of the chosen token" }, routeTable(data, model, routes, false))];
 }

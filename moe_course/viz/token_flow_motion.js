@@ -15,7 +15,7 @@ function drawMoving(context, scene, t) {
   if (t > 4) drawSheet(context, scene.sheet("done"), g, Math.min(1, 2 * (t - 4)), ...tokens);
   if (chosen.length && t > 1) drawLabels(context, scene, t > 1.72 && t < 3.28);
   if (chosen.length) for (const part of groups) if (t > part.begin && t <= part.rest) drawBadges(context, scene, part, t);
-  if (t > 1) drawRowsIn(context, scene);
+  if (t > 1) drawArrived(context, scene, t);
 }
 
 const eased = (u) => u * u * (3 - 2 * u);
@@ -99,12 +99,13 @@ function drawSheet(context, sheet, g, alpha, x, wide) {
   context.globalAlpha = 1;
 }
 
-// How many rows have come in, below each rank's name: those of dispatch, from combine on those on their way home.
-function drawRowsIn(context, { g, colours, into, rowsText }) {
+// What has come from other ranks, below each rank's name: rows of dispatch, from combine on parts on their way home.
+function drawArrived(context, { g, colours, into, arrivedText }, t) {
+  const text = arrivedText[t > 3 ? 1 : 0];
   context.font = "bold 11px ui-sans-serif, system-ui, sans-serif";
   context.textAlign = "left";
   context.fillStyle = colours.text;
-  for (let r = 0; r < g.R; r++) context.fillText(rowsText(into[r]), 9, g.laneTop(r) + g.lane / 2 + g.line, g.label - 13);
+  for (let r = 0; r < g.R; r++) context.fillText(text(into[r]), 9, g.laneTop(r) + g.lane / 2 + g.line, g.label - 13);
 }
 
 // Rows that have arrived by time t: into each rank in `scene.into`, and as [rows there, rows home].

@@ -31,7 +31,9 @@ function sceneOf(data, model, state, { width, colours, chosen, visible }) {
     inks: Array.from({ length: data.ranks }, (_, r) => ink(rankColour(r))), plainInk: ink(colours.background),
     plainFont: "12px ui-sans-serif, system-ui, sans-serif", boldFont: "bold 12px ui-sans-serif, system-ui, sans-serif",
     loadTexts: Array.from(model.load, (n, r) => `${shownLoad[r] === n ? "" : `${whole(shownLoad[r])} of `}${whole(n)}${n === model.mostLoad ? " ◀ busiest" : ""}`),
-    numberText: kept(whole), rowsText: kept((n) => (g.narrow ? `${whole(n)} in` : `${counted(n, "row")} in`)),
+    numberText: kept(whole),
+    // what has come from other ranks: rows to compute, then parts of its own tokens' sums
+    arrivedText: [kept((n) => (g.narrow ? `${whole(n)} in` : `${counted(n, "row")} in`)), kept((n) => (g.narrow ? `${whole(n)} back` : `${counted(n, "part")} back`))],
   };
   // sheets are made when they are first shown
   const make = { lit: () => litSheet(model, g, shownOfExpert), rest: () => restSheet(scene), tokens: () => tokenSheet(scene, false), done: () => tokenSheet(scene, true) };
