@@ -66,7 +66,9 @@ def quiet(page: Page) -> list[str]:
 
 
 def drawn(root: Locator) -> list[str]:
-    """It is there, not empty and not cut off."""
+    """It is there, not empty and not cut off. JupyterLab gives a picture its size when one scrolls to it."""
+    root.scroll_into_view_if_needed()
+    frames(root.page)
     box = root.bounding_box()
     if box is None or box["height"] < 40:
         return ["nothing is to be seen"]
