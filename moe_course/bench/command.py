@@ -121,7 +121,7 @@ def player(
     console, figures = Console(), []
     title = f"the player on 8 ranks, {rounds} round{'' if rounds == 1 else 's'}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("tokens", "routes", "fps median", "least", "aim", "picture median", "least", "aim"):
+    for name in ("tokens", "routes", "fps", "least", "aim", "first", "least", "aim"):
         table.add_column(name, justify="right", no_wrap=True)
     for tokens, aim in SMOOTH.items():
         with console.status(f"{tokens} tokens"):
@@ -130,8 +130,8 @@ def player(
         table.add_row(*cells[:4], f">= {aim}", *cells[4:], "< 500 ms")
     console.print(table)
     console.print(
-        "The routings are made up with a seed, not recorded. Each fps is the mean of 30 frames; the screen allows 60. "
-        "A picture: from its data to the frame that shows it.",
+        "The routings are made up with a seed, not recorded. fps: median and least of the means of 30 frames; the screen "
+        "allows 60. first: from the data to the frame that shows the first picture, median and least.",
         highlight=False,
     )
     _store(json_file, "player", rounds, figures)
