@@ -130,8 +130,8 @@ def player(
         table.add_row(*cells[:4], f">= {aim}", *cells[4:], "< 500 ms")
     console.print(table)
     console.print(
-        "The routings are made up with a seed, not recorded. fps: median and least of the means of 30 frames; the screen "
-        "allows 60. first: from the data to the frame that shows the first picture, median and least.",
+        "The routings are made up with a seed, not recorded. fps: median and least of the means of 30 frames; the "
+        "screen allows 60. first: from the data to the frame that shows the first picture, median and least.",
         highlight=False,
     )
     _store(json_file, "player", rounds, figures)

@@ -83,7 +83,9 @@ def test_the_real_run_from_first_cell_to_last(lab_page, lab, axe):
 
 def _photograph(page, lab) -> None:
     """The whole notebook, light and dark."""
-    page.set_viewport_size({"width": 1280, "height": page.evaluate(_HEIGHT) + 200})
+    page.set_viewport_size({"width": 1280, "height": page.evaluate(_HEIGHT) + 400})
+    frames(page, 10)
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.content.outerNode.scrollTo(0, 0)")
     frames(page, 10)
     page.screenshot(path=f"{SHOTS}/13_light.png")
     with Desk(page, lab).dark():
