@@ -79,17 +79,31 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     linecache.checkcache(str(path))
     try:
         # not through the loader: it would leave __pycache__ behind, and trust it within one second of an edit
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True), vars(module))
+        exec(compile(path.read_text(encoding="utf-8-sig"), str(path), "exec", dont_inherit=True), vars(module))
     except SyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: {error.msg}; repair the file or remove it") from None
-    except Exception as error:
-        says = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path}, line {line_in(error, path)}: {says}; repair the file or remove it") from None
+    except (OSError, UnicodeError) as error:
+        if line_in(error, path) is None:  # the file itself, not what it does
+            raise ConfigError(f"{path}: {error}; save the file as UTF-8 text that can be read, or remove it") from None
+        raise _fails(error, path) from None
+    except (Exception, SystemExit) as error:
+        raise _fails(error, path) from None
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{path} does not define a function {name}; rename the function, or remove the file")
     sys.modules[module_name] = module  # inspect finds the source of its functions through it
     return function
+
+
+def _fails(error: BaseException, path: Path) -> ConfigError:
+    return ConfigError(f"{path}, line {line_in(error, path)}: {said(error)}; repair the file or remove it")
+
+
+def said(error: BaseException) -> str:
+    """An error in one phrase; leaving the program by `sys.exit` counts as one."""
+    if isinstance(error, SystemExit):
+        return f"SystemExit: it ends the program (sys.exit({error.code!r}))"
+    return f"{type(error).__name__}: {error}".strip()
 
 
 def line_in(error: BaseException, path: Path) -> int | None:

@@ -52,9 +52,11 @@ def _of_lists(expected: list, yours: list, tolerance: float) -> Difference | Non
             difference(a, b, tolerance) is None for a, b in zip(expected, yours, strict=True)
         ):
             return None
-        return Difference(
-            f"is {_shown(yours)}, expected {_shown(expected)}", _table([expected], [yours], [""], tolerance)
-        )
+        pairs = enumerate(zip(expected, yours, strict=False))
+        first = next((i for i, (a, b) in pairs if difference(a, b, tolerance)), min(len(expected), len(yours)))
+        part = _window(first, max(len(expected), len(yours)), COLUMNS)
+        cut = ([items[part.start : part.stop]] for items in (expected, yours))
+        return Difference(f"is {_shown(yours)}, expected {_shown(expected)}", _table(*cut, [""], tolerance))
     if len(expected) != len(yours):
         return Difference(f"has {len(yours)} parts, expected {len(expected)}")
     for place, (a, b) in enumerate(zip(expected, yours, strict=True)):
@@ -66,6 +68,9 @@ def _of_lists(expected: list, yours: list, tolerance: float) -> Difference | Non
 def _of_tensors(expected: torch.Tensor, yours: Any, tolerance: float) -> Difference | None:
     if not isinstance(yours, torch.Tensor):
         return Difference(f"is {_shown(yours)}, expected a tensor {_kind(expected)}")
+    if (yours.layout, yours.device) != (expected.layout, expected.device):
+        ours, theirs = (f"{_kind(t)}, {str(t.layout)[6:]}, on {t.device}" for t in (expected, yours))
+        return Difference(f"is {theirs}; expected {ours}")
     if yours.dtype != expected.dtype or yours.shape != expected.shape:
         table = _tensor_table(expected, yours, tolerance) if yours.dim() == expected.dim() else None
         return Difference(f"is {_kind(yours)}, expected {_kind(expected)}", table)
@@ -87,14 +92,48 @@ def _wrong(expected: torch.Tensor, yours: torch.Tensor, tolerance: float) -> tor
 
 
 def _tensor_table(expected: torch.Tensor, yours: torch.Tensor, tolerance: float) -> Table:
-    """Rows are the first dimension; of three or more, all but the last are rows."""
-    if expected.dim() < 2:
-        return _table(*([list(map(_item, t.reshape(-1).tolist()))] for t in (expected, yours)), [""], tolerance)
+    """Rows are the first dimension; of three or more, all but the last are rows. Only what is shown becomes a list."""
+    grids = [_as_grid(tensor) for tensor in (expected, yours)]
+    height, width = (max(grid.shape[axis] for grid in grids) for axis in (0, 1))
+    first = _first_wrong(*grids, tolerance)
+    rows, columns = _window(first[0], height, ROWS), _window(first[1], width, COLUMNS)
+    cut = [grid[rows.start : rows.stop, columns.start : columns.stop].tolist() for grid in grids]
     longest = max(expected, yours, key=len) if expected.dim() == 2 else expected
-    places = torch.cartesian_prod(*(torch.arange(n) for n in longest.shape[:-1])).reshape(-1, longest.dim() - 1)
-    labels = [",".join(map(str, place)) for place in places.tolist()]
-    flat = [t.reshape(-1, t.shape[-1]).tolist() if t.numel() else [] for t in (expected, yours)]
-    return _table(*flat, labels, tolerance)
+    return _table(*cut, [_label(row, longest.shape[:-1]) for row in rows] if expected.dim() > 1 else [""], tolerance)
+
+
+def _as_grid(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() < 2:
+        return tensor.detach().reshape(1, -1)
+    return tensor.detach().reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_zeros(0, tensor.shape[-1])
+
+
+def _first_wrong(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> tuple[int, int]:
+    """(row, column) of the first place where two grids differ, also by having no number there."""
+    height, width = (min(a.shape[axis], b.shape[axis]) for axis in (0, 1))
+    if height and width:
+        a_part, b_part = a[:height, :width], b[:height, :width]
+        wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+        if a.dtype != b.dtype or a.is_floating_point():
+            a_part, b_part = a_part.to(wide), b_part.to(wide)
+        alike = (a_part == b_part) | (a_part.isnan() & b_part.isnan())
+        if a.is_floating_point() and b.is_floating_point():
+            alike |= (a_part - b_part).abs() <= tolerance
+        if a.shape[1] != width or b.shape[1] != width:
+            alike = alike[:1]  # the row ends too early or too late
+        if not alike.all():
+            return divmod(int((~alike).flatten().to(torch.uint8).argmax()), width)
+    return (0, width) if a.shape[1] != b.shape[1] else (height if a.shape[0] != b.shape[0] else 0, 0)
+
+
+def _label(row: int, shape: torch.Size) -> str:
+    if row >= shape.numel():
+        return str(row)
+    place = []
+    for size in reversed(shape):
+        row, last = divmod(row, size)
+        place.insert(0, str(last))
+    return ",".join(place)
 
 
 def _table(expected: list[list], yours: list[list], labels: list[str], tolerance: float) -> Table:
@@ -137,10 +176,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
     return str(value)
-
-
-def _item(value: Any) -> Any:
-    return value
 
 
 def _number(value: Any) -> bool:

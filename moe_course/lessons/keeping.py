@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 import subprocess
 import sys
@@ -12,35 +13,57 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from moe_course.errors import ConfigError
 from moe_course.lessons.exercise import Exercise
-from moe_course.lessons.folder import my_moe
+from moe_course.lessons.folder import FOLDER_ENV, my_moe
 from moe_course.lessons.judge import judge
-from moe_course.lessons.rebuild import outside_names, source_of
+from moe_course.lessons.rebuild import module_root, outside_names, source_of
 
 OLD = "old"
 _ALIASES = {"torch": "import torch", "F": "import torch.nn.functional as F", "math": "import math"}
 
 
 def keep(exercise: Exercise, fn: Callable) -> str:
-    """Check `fn`, write `my_moe/<stage or name>.py`, and return the line to print."""
+    """Check `fn`, write `my_moe/<stage or name>.py`, and return the line to print.
+
+    Raises:
+        ConfigError: the file cannot be written; with its path and the cure.
+    """
     verdict = judge(exercise, fn, kept_functions())
     if not verdict.ok:
         return f"{verdict.headline}; nothing is kept"
-    folder = my_moe()
-    text = _formatted(file_text(exercise, fn, folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / exercise.file
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    path = my_moe() / exercise.file
+    try:
+        if file_of(fn) == path.resolve():  # writing it again could only lose it
+            return f"{exercise.number} is kept already, in my_moe/{exercise.file}"
+        _write(path, _formatted(file_text(exercise, fn, path.parent)))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        place = getattr(error, "filename", None) or path
+        raise ConfigError(
+            f"{place}: {reason}, so {path} cannot be written; move what is there away, or let "
+            f"{FOLDER_ENV} name another folder"
+        ) from None
+    return f"{exercise.number} kept in my_moe/{exercise.file}"
+
+
+def file_of(fn: Callable) -> Path | None:
+    """The file that a kept function was loaded from; of every other function None."""
+    plain = inspect.unwrap(fn)
+    return Path(plain.__code__.co_filename).resolve() if module_root(plain) == "my_moe" else None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.read_bytes() != text.encode():
         _put_away(path)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
-    return f"{exercise.number} kept in my_moe/{exercise.file}"
 
 
 def kept_functions() -> dict[str, Any]:
     """Functions in `my_moe/`, by the name of their file. Files that do not load are left out: they are only helpers."""
-    from moe_course.errors import ConfigError
     from moe_course.own_stages import load_function
 
     found = {}
@@ -56,7 +79,9 @@ def file_text(exercise: Exercise, fn: Callable, folder: Path) -> str:
     """The file: header, imports, kept functions that this one calls, the function, and the name a run looks for."""
     name = exercise.stage or exercise.name
     header = f"# Exercise {exercise.number}, {exercise.name}: your own, kept by check.keep.\n"
-    source = source_of(fn)
+    source, kept = source_of(fn), file_of(fn)
+    if kept is not None:  # from another folder of stages: its file stands alone already
+        return kept.read_text(encoding="utf-8-sig") + _alias(name, kept.stem)
     if not source:  # the answer key itself
         return f"{header}{import_line(fn.__name__, fn)}\n" + _alias(name, fn.__name__)
     helpers, imports = _helpers(source, exercise.names, folder)
@@ -91,7 +116,7 @@ def _helpers(source: str, names: Mapping[str, Any], folder: Path) -> tuple[list[
     for name in sorted(outside_names(source) - names.keys()):
         path = folder / f"{name}.py"
         if path.is_file():
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             for node in ast.parse(text).body:
                 part = ast.get_source_segment(text, node)
                 if isinstance(node, ast.Import | ast.ImportFrom):

@@ -22,6 +22,7 @@ class TooSlow(Exception):
 
     def __init__(self, seconds: float):
         super().__init__(f"still running after {seconds:g} s")
+        self.seconds = seconds
 
 
 def within(seconds: float, job: Callable[[Callable[[], None]], Any]) -> Any:

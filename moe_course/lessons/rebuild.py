@@ -64,7 +64,7 @@ def rebuild(fn: Callable, names: Mapping[str, Any]) -> Rebuilt:
     """
     source = source_of(fn)
     if not source:
-        return Rebuilt(fn, "", fn.__code__.co_filename)
+        return Rebuilt(fn, "", inspect.unwrap(fn).__code__.co_filename)
     namespace = {**ALWAYS, **names, "__name__": "your_function"}
     if unknown := sorted(outside_names(source) - namespace.keys() - set(dir(builtins))):
         raise CannotRebuild(_stranger(unknown[0], fn))
@@ -85,16 +85,31 @@ def source_of(fn: Callable) -> str:
         raise CannotRebuild(f"a check takes a function that you wrote with `def`, and got {what}")
     if plain.__name__ == "<lambda>":
         raise CannotRebuild("a check takes a function that you wrote with `def`, and got a lambda; give it a name")
-    if (plain.__module__ or "").split(".")[0] in TRUSTED:
+    if plain is not fn and inspect.isfunction(fn) and not _decorated(plain):
+        plain = fn  # it only says that it is like the other, by functools.wraps: what runs is its own text
+    if module_root(plain) in TRUSTED:
         return ""
     try:
-        source = textwrap.dedent(inspect.getsource(plain)).rstrip() + "\n"
+        source = textwrap.dedent(inspect.getsource(plain.__code__)).rstrip() + "\n"
         ast.parse(source)
     except (OSError, TypeError, SyntaxError):
         raise CannotRebuild(
             f"the text of {plain.__name__} cannot be found; define it with `def` in a cell, and run that cell"
         ) from None
     return source
+
+
+def module_root(fn: Callable) -> str:
+    """The first part of the module that a function was written in, whatever `functools.wraps` says."""
+    return str(fn.__globals__.get("__name__", "")).split(".")[0]
+
+
+def _decorated(fn: Callable) -> bool:
+    """Does the text of `fn` carry its decorator? Then it is the text of what the decorator made, too."""
+    try:
+        return bool(ast.parse(textwrap.dedent(inspect.getsource(fn.__code__))).body[0].decorator_list)
+    except (OSError, TypeError, SyntaxError, AttributeError, IndexError):
+        return False
 
 
 def outside_names(source: str) -> set[str]:
@@ -117,6 +132,8 @@ def _without_annotations(source: str) -> str:
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
     return ast.unparse(tree)
 
 

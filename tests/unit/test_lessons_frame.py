@@ -223,3 +223,27 @@ def test_hard_coded_answers_and_inputs_given_back_are_caught():
 def test_verdicts_are_the_same_in_every_run():
     wrong = cell("def f(rows, factor): return object()")
     assert str(judge(SCALE, wrong)) == str(judge(SCALE, wrong)) and "0x" not in str(judge(SCALE, wrong))
+
+
+def test_ending_the_program_is_told():
+    found = judge(SCALE, cell("def f(rows, factor):\n    import sys\n    sys.exit(0)"))
+    assert str(found).splitlines()[0] == ("9.1 raised SystemExit: it ends the whole program; let the function return")
+    assert "9.2 raised SystemExit: " in str(judge(GATHER, cell("def f(rows, ids, *, comm): raise SystemExit")))
+
+
+def test_results_that_cannot_be_looked_at_are_told():
+    text = "def f(rows, factor):\n    class Odd:\n        shape = property(lambda self: 1 / 0)\n    return Odd()"
+    assert "the function returned an Odd" in str(judge(SCALE, cell(text)))
+    nested = "def f(rows, factor):\n    found = []\n    found.append(found)\n    return found"
+    assert judge(SCALE, cell(nested)).kind == "wrong"
+
+
+def test_a_function_that_only_says_it_is_another_is_checked_itself():
+    text = "import functools\n\n@functools.wraps(scale)\ndef f(rows, factor):\n    return rows\n"
+    found = judge(SCALE, cell(text, scale=scale))
+    assert found.kind == "refused" and "it uses `" in str(found)
+
+
+def test_annotations_of_local_names_are_no_dependencies():
+    text = "def f(rows, factor):\n    total: Tensor = rows * factor\n    rest: Tensor\n    return total"
+    assert judge(SCALE, cell(text)).ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -229,3 +230,75 @@ def test_the_folder_lies_beside_the_notebooks(tmp_path, monkeypatch, folder):
 def test_guesses_are_compared(guess, answer, says, capsys):
     report(guess, answer)
     assert capsys.readouterr().out.startswith(says)
+
+
+# -- keeping what was kept, and what cannot be written ------------------------------------------------------------
+
+GATHERED_BY_HAND = """\
+def dispatch(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where((placement.owner[ids.clamp(min=0).long()] == comm.rank) & (ids >= 0), ids, -1)
+    return Dispatched(gathered.rows, None, ids, weights, None, "rows", gathered.counts)
+"""
+
+
+def test_a_kept_stage_is_not_lost_by_keeping_it_again(folder, capsys, monkeypatch, tmp_path):
+    check.keep(cell(GATHERED_BY_HAND, "dispatch"))
+    first = (folder / "dispatch.py").read_text()
+    mine = use().dispatch
+    check.keep(mine)
+    assert capsys.readouterr().out.splitlines()[-1] == "7.1 is kept already, in my_moe/dispatch.py"
+    assert (folder / "dispatch.py").read_text() == first and not (folder / "old").exists()
+    monkeypatch.setenv(FOLDER_ENV, str(tmp_path / "second"))  # a folder that does not have it yet
+    check.keep(mine)
+    assert (tmp_path / "second" / "dispatch.py").read_text() == first
+
+
+def test_a_folder_that_cannot_be_written_is_named(folder):
+    fn = cell("def combine_rows(a, b): return a + b", "combine_rows")
+    folder.write_text("a file")
+    with pytest.raises(ConfigError, match=r"my_moe: File exists, so .*combine_rows\.py cannot be written; move what"):
+        check.keep(fn)
+    folder.unlink()
+    (folder / "combine_rows.py").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"combine_rows\.py: Is a directory, so "):
+        check.keep(fn)
+    (folder / "combine_rows.py").rmdir()
+    (folder / "combine_rows.py").write_bytes(b"\xff\xfe\x00")  # no text: it is put away like any other
+    check.keep(fn)
+    assert (folder / "old" / "combine_rows-1.py").read_bytes() == b"\xff\xfe\x00"
+
+
+def test_files_of_any_editor_load_and_those_that_end_the_program_are_named(folder):
+    folder.mkdir()
+    file = folder / "dispatch.py"
+    file.write_text("def dispatch(): pass\n", encoding="utf-8-sig")  # as Windows Notepad saves it
+    assert use().dispatch() is None
+    file.write_bytes("def dispatch(): 'é'\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"dispatch\.py: .*save the file as UTF-8"):
+        use()
+    file.write_text("import sys\nsys.exit(1)\n")
+    with pytest.raises(ConfigError, match=r"dispatch\.py, line 2: SystemExit: it ends the program \(sys\.exit\(1\)\)"):
+        use()
+    check.combine_rows(cell("def f(a, b): return a + b"))  # a helper file that fails harms nobody else
+
+
+def test_a_huge_wrong_answer_is_compared_in_no_time():
+    began = time.monotonic()
+    found = difference(torch.zeros(3, 2), torch.zeros(4_000_000, 2))
+    assert found.table.labels == [str(row) for row in range(1, 9)] and found.what.startswith("is [4000000, 2] float32")
+    assert difference([1, 2], [1] * 1_000_000).table.marked
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("yours", "what"),
+    [
+        (torch.zeros(2, 2).to_sparse(), "is [2, 2] float32, sparse_coo, on cpu; expected [2, 2] float32, strided"),
+        (torch.zeros(2, 2, device="meta"), "is [2, 2] float32, strided, on meta; expected"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "is [2, 2] complex64, expected [2, 2] float32"),
+    ],
+)
+def test_strange_tensors_are_told(yours, what):
+    assert difference(torch.zeros(2, 2), yours).what.startswith(what)
