@@ -168,6 +168,20 @@ WRONG_GROUPED = [
     wrong_grouped("always_normalised", "if norm_topk_prob:", "if True:", "sum: norm_topk_prob says whether"),
     wrong_grouped("never_normalised", "if norm_topk_prob:", "if False:", "sum: norm_topk_prob says whether"),
     wrong_grouped("no_epsilon", " + 1e-20", "", "sum: 0 / 0 is NaN"),
+    wrong_grouped(
+        "softmax_within_each_group",
+        "logits.softmax(dim=-1)",
+        "logits.unflatten(-1, (n_group, -1)).softmax(dim=-1).flatten(1)",
+        "scores: softmax runs over all E experts",
+    ),
+    wrong_grouped(
+        "last_of_equal_groups",
+        "torch.sort(good, dim=-1, descending=True, stable=True).indices",
+        "n_group - 1 - torch.sort(good.flip(-1), dim=-1, descending=True, stable=True).indices",
+        "groups kept: among equal groups the one with the lowest index",
+    ),
+    wrong_grouped("epsilon_of_1e_9", "1e-20", "1e-9", "sum: the epsilon is 1e-20"),
+    wrong_grouped("epsilon_of_1e_6", "1e-20", "1e-6", "sum: the epsilon is 1e-20"),
     wrong_grouped("ids_int64", "ids.to(torch.int32)", "ids", "experts chosen is [1, 3] int64, expected [1, 3] int32"),
     wrong_grouped(
         "ids_first",

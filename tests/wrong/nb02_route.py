@@ -165,6 +165,22 @@ WRONG_ROUTE = [
     ),
     wrong_route("never_normalised", "if config.norm_topk_prob:", "if False:", "sum: norm_topk_prob says whether"),
     wrong_route("always_normalised", "if config.norm_topk_prob:", "if True:", "sum: norm_topk_prob says whether"),
+    wrong_route(
+        "softmax_within_each_group",
+        "logits.softmax(dim=-1)",
+        "logits.unflatten(-1, (config.n_group, -1)).softmax(dim=-1).flatten(1)",
+        "scores: softmax runs over all E experts",
+    ),
+    wrong_route(
+        "last_of_equal_groups",
+        "torch.sort(good, dim=-1, descending=True, stable=True).indices",
+        "groups - 1 - torch.sort(good.flip(-1), dim=-1, descending=True, stable=True).indices",
+        "groups kept: among equal groups the one with the lowest index",
+    ),
+    wrong_route("fill_of_minus_1", 'float("-inf")', "-1.0", "is not below every kept score; fill with -inf"),
+    wrong_route("bias_in_bf16", "scores + bias", "scores + bias.bfloat16()", "scores: the bias stays in fp32"),
+    wrong_route("epsilon_of_1e_9", "1e-20", "1e-9", "sum: the epsilon is 1e-20"),
+    wrong_route("epsilon_of_1e_6", "1e-20", "1e-6", "sum: the epsilon is 1e-20"),
     wrong_route("no_epsilon", " + 1e-20", "", "sum: 0 / 0 is NaN"),
     wrong_route(
         "changes_the_bias",

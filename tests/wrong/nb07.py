@@ -172,6 +172,28 @@ def says_another_layout(hidden_states, topk_weights, topk_ids, *, comm, placemen
     return Dispatched(gathered.rows, None, ids, weights, None, "routes", gathered.counts)
 
 
+def counts_for_the_experts(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids, -1)
+    counted = torch.zeros(placement.num_local(comm.rank), dtype=torch.int32)
+    return Dispatched(gathered.rows, None, ids, weights, counted, "rows", gathered.counts)
+
+
+def list_of_rows(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids, -1)
+    return Dispatched(gathered.rows.tolist(), None, ids, weights, None, "rows", gathered.counts)
+
+
+def fields_in_another_order(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids, -1)
+    return Dispatched(gathered.rows, None, gathered.counts, weights, None, "rows", ids)
+
+
 def masks_in_place(hidden_states, topk_weights, topk_ids, *, comm, placement):
     gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
     weights, ids = gathered.metadata
@@ -316,6 +338,20 @@ def computes_in_the_dtype_of_the_rows(rows, group_size=128):
     return codes, scale.float()
 
 
+def floor_of_1e_4(rows, group_size=128):
+    groups = rows.float().unflatten(1, (rows.shape[1] // group_size, group_size))
+    scale = groups.abs().amax(2).clamp(min=1e-4) / 448
+    codes = (groups / scale.unsqueeze(2)).clamp(-448, 448).flatten(1).to(torch.float8_e4m3fn)
+    return codes, scale
+
+
+def floor_of_1e_6(rows, group_size=128):
+    groups = rows.float().unflatten(1, (rows.shape[1] // group_size, group_size))
+    scale = groups.abs().amax(2).clamp(min=1e-6) / 448
+    codes = (groups / scale.unsqueeze(2)).clamp(-448, 448).flatten(1).to(torch.float8_e4m3fn)
+    return codes, scale
+
+
 def int8_codes(rows, group_size=128):
     groups = rows.float().unflatten(1, (rows.shape[1] // group_size, group_size))
     scale = groups.abs().amax(2).clamp(min=1e-10) / 127
@@ -409,6 +445,9 @@ ANSWERS = {
             (sends_wide_ids, "168 bytes sent, budget 120"),
             (sends_wide_rows, "144 bytes sent, budget 120"),
             (says_another_layout, "layout on rank 0 is 'routes', expected 'rows'"),
+            (counts_for_the_experts, "nobody has counted the rows of each expert here"),
+            (list_of_rows, "types of the fields on rank 0 is 'hidden_states: list'"),
+            (fields_in_another_order, "'topk_ids: list'"),
             (masks_in_place, "changes its input `topk_ids` in place"),
         ],
         lazy=[
@@ -427,6 +466,8 @@ ANSWERS = {
             (forgets_negative_numbers, "negative numbers count, too"),
             (divides_by_zero, "a code is NaN: 0 / 0 for a group of zeros"),
             (brings_the_rows_back, "torch.float32 numbers would travel"),
+            (floor_of_1e_4, "clamp(min=1e-10)"),
+            (floor_of_1e_6, "clamp(min=1e-10)"),
             (int8_codes, "torch.int8 numbers would travel"),
             (narrow_scales, "scales stay fp32"),
             (computes_in_the_dtype_of_the_rows, "compute in fp32, also for rows in bf16"),

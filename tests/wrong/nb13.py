@@ -63,6 +63,31 @@ def in_double_precision(weights, owners, contributions):
     return (weights.double()[:, None] * contributions.double()).sum(dim=0)
 
 
+def fused_multiply_add(weights, owners, contributions):
+    partial = torch.zeros(int(owners.max()) + 1, contributions.shape[1])
+    for k in range(len(owners)):
+        exact = partial[owners[k]].double() + weights[k].double() * contributions[k].double()
+        partial[owners[k]] = exact.float()  # rounded once, as addcmul_ and add_(alpha=) do where the CPU can
+    output = torch.zeros(contributions.shape[1])
+    for share in partial:
+        output = output + share
+    return output
+
+
+def sums_in_double_and_rounds_once(weights, owners, contributions):
+    return (weights.double()[:, None] * contributions.double()).sum(dim=0).float()
+
+
+def by_matrix_product(weights, owners, contributions):
+    partial = torch.zeros(int(owners.max()) + 1, contributions.shape[1], dtype=torch.float64)
+    for owner in range(len(partial)):
+        partial[owner] = (weights * (owners == owner)).double() @ contributions.double()
+    output = torch.zeros(contributions.shape[1])
+    for share in partial:
+        output = output + share.float()
+    return output
+
+
 def weighs_in_place(weights, owners, contributions):
     contributions *= weights[:, None]
     output = torch.zeros(contributions.shape[1])
@@ -113,6 +138,7 @@ def by_sorting(weights, owners, contributions):
     return output + share
 
 
+_BITS = "the terms are right and the last bits are not, in any order. Round each product"
 _ORDER = "nearly: the terms are right and their order is not"
 ANSWERS = {
     "explain_token": Answers(
@@ -126,6 +152,9 @@ ANSWERS = {
             (one_contribution_per_owner, "the output differs in 16 of 16 numbers"),
             (keeps_the_owners_apart, "the output is [1, 16] float32, expected [16] float32"),
             (in_double_precision, "the output is [16] float64, expected [16] float32"),
+            (fused_multiply_add, _BITS),
+            (sums_in_double_and_rounds_once, _BITS),
+            (by_matrix_product, _BITS),
             (weighs_in_place, "changes its input `contributions` in place"),
         ],
         lazy=[

@@ -17,6 +17,10 @@ from moe_course.router import _mask_groups, best_first, grouped_topk, route
 CLEAR = 1e-4
 #: Two experts in each of four groups: the loudest expert is in the first group, the best pair in the second.
 LOUD = torch.tensor([[3.0, -3.0], [1.0, 0.5], [-1.0, -2.0], [-0.5, -4.0]])
+#: Softmax scores of four groups: those of all E keep the first two groups, those within each group the middle two.
+NARROW = torch.tensor([[2.0, 1.5], [1.75, 0.25], [-1.0, 0.5], [0.75, -0.5]])
+#: Sigmoid makes about 1e-8 of these.
+TINY = torch.tensor([[-18.5, -18.0, -19.0, -18.25]])
 LOOKS = (
     Look("experts chosen", lambda result: result[1].sort(dim=-1).values),
     Look("order of topk_ids", lambda result: result[1]),
@@ -61,6 +65,11 @@ def telling_row(
     return row
 
 
+def mixed(groups: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Groups `[G, E/G]` in any order, as one row `[1, E]`."""
+    return groups[torch.randperm(len(groups), generator=generator)].view(1, -1)
+
+
 def number(least: int, most: int, generator: torch.Generator) -> int:
     return int(torch.randint(least, most + 1, (1,), generator=generator))
 
@@ -91,7 +100,7 @@ def grouped_cases(seed: int) -> list[Case]:
     """One group first, then groups; no bias anywhere."""
     g = torch.Generator().manual_seed(seed)
     few, scaled = number(3, 5, g), {"routed_scaling_factor": 2.5}
-    loud = LOUD[torch.randperm(4, generator=g)].view(1, 8)
+    loud = mixed(LOUD, g)
     silent = torch.tensor([[0.5, 0.25, 2.0, -120.0]])  # the second group wins, and one of its scores is 0
     many = torch.stack([torch.randperm(256, generator=g) for _ in range(few)]) / 32 - 4  # no two alike in a row
     return [
@@ -107,7 +116,10 @@ def grouped_cases(seed: int) -> list[Case]:
         topk_case("K is every expert of the kept groups", clear_rows(2, 8, g, groups=4), 4, 4, 2),
         topk_case("3 groups, all kept", clear_rows(2, 9, g, groups=3), 4, 3, 3),
         topk_case("bf16 logits", clear_rows(2, 8, g, groups=2).bfloat16(), 2, 2, 1),
+        topk_case("softmax scores, 4 groups, 2 kept", mixed(NARROW, g), 3, 4, 2, scoring_func="softmax"),
+        topk_case("equal logits, 4 groups, 2 kept", torch.zeros(2, 16), 3, 4, 2),
         topk_case("every score underflows to 0", torch.full((1, 4), -120.0), 2),
+        topk_case("scores around 1e-8", TINY[:, torch.randperm(4, generator=g)], 2, **scaled),
         topk_case(f"{few} rows, 256 experts, 8 groups, 4 kept", many, 8, 8, 4, **scaled),
         topk_case("no rows", torch.zeros(0, 8), 2, 4, 2),
     ]  # fmt: skip
@@ -174,11 +186,12 @@ def some_bias(experts: int, generator: torch.Generator) -> torch.Tensor:
 def route_cases(seed: int) -> list[Case]:
     """One group first, where the bias is the only news. Then groups, as in 2.1, with a bias."""
     g = torch.Generator().manual_seed(seed)
-    few, loud = number(3, 5, g), LOUD[torch.randperm(4, generator=g)].view(1, 8)
+    few, loud = number(3, 5, g), mixed(LOUD, g)
     lift = torch.tensor([0.0, 0.75, -0.375, 0.25, 0.5, -0.5])[torch.randperm(6, generator=g)]
     first = telling_row(6, 3, g, lift, TOLD_WITH_BIAS)
     b4, b8, b12, big = some_bias(4, g), some_bias(8, g), some_bias(12, g), some_bias(256, g) / 4 + 1.5
     below, soft = torch.tensor([-0.6, -0.8, -1.0, -1.1]), clear_rows(2, 4, g, b4, scoring_func="softmax")
+    fine = torch.tensor([0.5, 0.5 + 1 / 1024, 0.25, 0.25 + 1 / 2048])  # the first two are one number in bf16
     return [
         route_case("1 row, 6 experts, K = 3, scale 2.5", first, 3, lift, g),
         route_case(f"{few} rows, 8 experts", clear_rows(few, 8, g, b8), 3, b8, g),
@@ -194,7 +207,12 @@ def route_cases(seed: int) -> list[Case]:
         route_case("equal logits, equal bias", torch.zeros(2, 64), 3, torch.ones(64), g),
         route_case("bf16 rows", clear_rows(2, 8, g, b8), 3, b8, g, dtype=torch.bfloat16),
         fine_case(g),
+        route_case("a bias finer than bf16", torch.zeros(1, 4), 1, fine, g),
+        route_case("2 groups, 1 kept, every choice score below -1", torch.zeros(1, 4), 2, below - 2, g, 2, 1),
+        route_case("softmax scores, 4 groups, 2 kept", mixed(NARROW, g), 3, None, g, 4, 2, scoring_func="softmax"),
+        route_case("equal logits, equal bias, 4 groups, 2 kept", torch.zeros(2, 16), 3, torch.ones(16), g, 4, 2),
         route_case("every score underflows to 0", torch.full((1, 6), -120.0), 2, lift, g),
+        route_case("scores around 1e-8", TINY[:, torch.randperm(4, generator=g)], 2, None, g),
         route_case(f"{few} rows, 256 experts", clear_rows(few, 256, g, big), 8, big, g),
         route_case("no rows", torch.zeros(0, 8), 3, b8, g),
     ]  # fmt: skip

@@ -94,6 +94,18 @@ def bytes_of_a_row(case: Case) -> int:
     return rows.shape[1] * rows.element_size()
 
 
+def types_of_fields(result: Dispatched) -> str:
+    """In words: a field that cannot be compared, with its type; the other looks need rows and tensors."""
+    for name in ("hidden_states", "topk_ids", "topk_weights"):
+        field = getattr(result, name)
+        missing = field is None and name != "hidden_states"  # its own look says what it is for
+        if not missing and not isinstance(field, torch.Tensor):
+            return f"{name}: {type(field).__name__}"
+        if name == "hidden_states" and field.ndim != 2:
+            return f"{name}: Tensor with {field.ndim} dimensions"
+    return "hidden_states: Tensor with 2 dimensions"
+
+
 def sorted_rows(result: Dispatched) -> torch.Tensor:
     """The rows that are there, whatever their order."""
     rows = result.hidden_states
@@ -121,6 +133,13 @@ def why_dispatch(case: Case, look: str, expected: Any, yours: Any) -> str | None
         if yours < sum(counts):
             return "every row keeps its place on every rank, also one without an expert there: combine cuts by place"
         return None
+    if look == "types of the fields":
+        return (
+            "rows, ids and weights are tensors. The order is Dispatched(hidden_states, scales, topk_ids, topk_weights, "
+            "expert_num_tokens, layout, handle)"
+        )
+    if look == "expert_num_tokens":
+        return "nobody has counted the rows of each expert here: expert_num_tokens is None"
     if look == "rows":
         return "rows travel as they are: the experts apply the weights"
     if look == "order of rows":
@@ -166,6 +185,7 @@ DISPATCH = Exercise(
     answer=dispatch,
     cases=dispatch_cases,
     looks=(
+        Look("types of the fields", types_of_fields),
         Look("number of rows", lambda result: len(result.hidden_states)),
         Look("rows", sorted_rows),
         Look("order of rows", lambda result: result.hidden_states),
@@ -174,6 +194,7 @@ DISPATCH = Exercise(
         Look("handle", lambda result: whole_numbers(result.handle)),
         Look("layout", lambda result: result.layout),
         Look("scales", lambda result: result.scales),
+        Look("expert_num_tokens", lambda result: result.expert_num_tokens),
     ),
     names={"Dispatched": Dispatched, "owners": owners},
     row_bytes=bytes_of_a_row,
@@ -219,6 +240,7 @@ def quantize_cases(seed: int) -> list[Case]:
         Case("2 rows of 256 numbers, groups of 128", (coded_rows(2, 256, 128, g),)),
         Case("rows a thousand times smaller", (coded_rows(2, 8, 4, g) / 1000,), four),
         Case("2 rows in bf16", (coded_rows(2, 128, 128, g).bfloat16(),)),
+        Case("rows ten million times smaller", (coded_rows(2, 8, 4, g) / 1e7,), four),
         Case("a view of wider rows", (coded_rows(3, 8, 4, g).repeat_interleave(2, dim=1)[:, ::2],), four),
         Case("no rows", (torch.empty(0, 256),)),
     ]
@@ -246,6 +268,8 @@ def why_quantize(case: Case, look: str, expected: Any, yours: Any) -> str | None
         return "scales stay fp32: four bytes for a whole group are cheap, and their error hits every number of it"
     if look == "shape of a1q_scale":
         return f"each row has a scale of its own for every {group} numbers: [T, H / group_size]"
+    if look in ("scales", "codes") and rows.numel() and rows.abs().max() < 1e-5:
+        return "these numbers are tiny and still count: what keeps a group of zeros from 0 / 0 is clamp(min=1e-10)"
     if look == "scales" and isinstance(yours, torch.Tensor) and yours.shape == expected.shape:
         return _why_scales(rows, group, expected, yours)
     if look == "codes" and isinstance(yours, torch.Tensor) and yours.isnan().any():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from itertools import permutations
+
 import torch
 
 from moe_course.combine import weigh_and_sum
 from moe_course.lessons.exercise import Case, Exercise, Look
 
 HIDDEN = 16
+#: Of so many routes all orders are tried; more come only after these were right to the bit.
+SMALL = 3
 
 
 def explain_token(weights: torch.Tensor, owners: torch.Tensor, contributions: torch.Tensor) -> torch.Tensor:
@@ -44,6 +49,12 @@ def _why(case: Case, look: str, expected: torch.Tensor, yours: object) -> str | 
     if torch.allclose(yours.float() * len(weights), expected, rtol=1e-4, atol=1e-4) and len(weights) > 1:
         return "this is a mean; contributions are added, the weights see to the rest"
     if torch.allclose(yours.float(), expected, rtol=1e-4, atol=1e-3):
+        if len(weights) <= SMALL and not _only_reordered(weights[:, None] * contributions, yours):
+            return (
+                "nearly: the terms are right and the last bits are not, in any order. Round each product weight * "
+                "contribution to fp32, then add in fp32: the routes of one owner in the order of k, then the owners "
+                "from rank 0 on. A fused multiply-add, a matrix product or fp64 rounds elsewhere"
+            )
         return (
             "nearly: the terms are right and their order is not. Add up the routes of one owner first, in the order "
             "of k, then the owners from rank 0 on"
@@ -53,6 +64,12 @@ def _why(case: Case, look: str, expected: torch.Tensor, yours: object) -> str | 
         if torch.allclose(yours.float(), (weights[kept, None] * contributions[kept]).sum(0), rtol=1e-4, atol=1e-3):
             return f"what rank {owner} says is missing"
     return None
+
+
+def _only_reordered(terms: torch.Tensor, yours: torch.Tensor) -> bool:
+    """Is every number of `yours` `[H]` what some order of adding `terms` `[K, H]` gives?"""
+    sums = torch.stack([functools.reduce(torch.add, order) for order in permutations(terms)])  # [K!, H]
+    return bool((sums == yours).any(0).all())
 
 
 EXPLAIN_TOKEN = Exercise(

@@ -7,15 +7,21 @@ from typing import Any
 
 import torch
 
+#: Larger epsilons that are common elsewhere.
+EPSILONS = {"epsilon of 1e-6": 1e-6, "epsilon of 1e-8": 1e-8, "epsilon of 1e-9": 1e-9, "epsilon of 1e-12": 1e-12}
 #: Fault -> what to say; the first word is the stage that goes wrong. Of two faults that leave the same, the first is
 #: told: those of groups leave nothing where there is one group, and cases with one group come first.
 FAULTS = {
-    "filled with 0": "groups kept: a dropped group came back, because 0 is not below every kept score; fill with -inf",
+    "filled with 0": "groups kept: a dropped group came back: 0, or another number, is not below every kept score; "
+    "fill with -inf",
     "group by two best": "groups kept: without a bias a group counts by its best score alone",
     "group by its best": "groups kept: with a bias a group counts by the sum of its two best choice scores",
     "no groups": "groups kept: experts were chosen from all groups; first keep the best topk_group groups",
+    "last of equal groups": "groups kept: among equal groups the one with the lowest index is kept",
     "ids within a group": "ids: these count from 0 in each group; ids are global",
     "other scoring": "scores: look at scoring_func; sigmoid scores each expert by itself, softmax all together",
+    "softmax in groups": "scores: softmax runs over all E experts of a row; groups come later",
+    "bias in bf16": "scores: the bias stays in fp32; bf16 cannot hold its last digits",
     "bias before scoring": "scores: the bias is added behind the scoring function, not to the logits",
     "bias taken away": "scores: the choice score is score + bias; here the bias was subtracted",
     "bias not used": "ids: the bias has no say; choose by score + bias",
@@ -28,7 +34,7 @@ FAULTS = {
     "no scale": "sum: routed_scaling_factor is missing, or stands before the division by the sum and cancels out",
     "norm turned": "sum: norm_topk_prob says whether to divide by the sum of the K weights",
     "no epsilon": "sum: 0 / 0 is NaN; divide by the sum + 1e-20",
-}
+} | dict.fromkeys(EPSILONS, "sum: the epsilon is 1e-20; a larger one counts when the scores themselves are tiny")
 
 
 def solve(
@@ -43,7 +49,11 @@ def solve(
     offset = torch.zeros(experts) if bias is None else bias
     sigmoid = (rules["scoring_func"] == "sigmoid") != (fault == "other scoring")
     before = logits + offset if fault == "bias before scoring" else logits
+    if fault == "bias in bf16":
+        offset = offset.bfloat16().float()
     scores = before.sigmoid() if sigmoid else before.softmax(dim=-1)
+    if fault == "softmax in groups" and not sigmoid:
+        scores = before.unflatten(-1, (groups, experts // groups)).softmax(dim=-1).flatten(1)
     weight_of = {"bias not used": 0, "bias before scoring": 0, "bias taken away": -1}.get(fault, 1)
     choice = scores + weight_of * offset
     if groups > 1 and fault != "no groups":
@@ -69,7 +79,8 @@ def _masked(choice: torch.Tensor, groups: int, kept: int, with_bias: bool, fault
     by_two = {"group by two best": True, "group by its best": False}.get(fault, with_bias)
     best = grouped.sort(dim=-1, descending=True).values
     counts = best[..., :2].sum(dim=-1) if by_two else best[..., 0]  # [T, G]
-    dropped = torch.ones_like(counts, dtype=torch.bool).scatter_(1, _best(counts, kept), False)
+    best_groups = groups - 1 - _best(counts.flip(-1), kept) if fault == "last of equal groups" else _best(counts, kept)
+    dropped = torch.ones_like(counts, dtype=torch.bool).scatter_(1, best_groups, False)
     fill = 0.0 if fault == "filled with 0" else float("-inf")
     return grouped.masked_fill(dropped.unsqueeze(-1), fill).flatten(1)
 
@@ -77,7 +88,7 @@ def _masked(choice: torch.Tensor, groups: int, kept: int, with_bias: bool, fault
 def _normalised(weights: torch.Tensor, scores: torch.Tensor, rules: Mapping[str, Any], fault: str) -> torch.Tensor:
     if rules["norm_topk_prob"] != (fault == "norm turned"):
         total = (scores if fault == "of all experts" else weights).sum(dim=-1, keepdim=True)
-        weights = weights / (total + (0.0 if fault == "no epsilon" else 1e-20))
+        weights = weights / (total + ({"no epsilon": 0.0} | EPSILONS).get(fault, 1e-20))
     return weights if fault == "no scale" else weights * rules["routed_scaling_factor"]
 
 
