@@ -75,7 +75,7 @@ function inWords(model, totals, { step, layer }, phase) {
   const rows = (total) => (total ? `, ${counted(total.rows, "row")} between ranks` : "");
   const routes = at === 0 ? ", not routed yet" : `, ${counted(model.n, "route")}`;
   const travel = phase === "dispatch" ? rows(totals?.[0]) : phase === "combine" ? rows(totals?.[1]) : "";
-  const busiest = at < 3 ? "" : `; busiest rank ${model.busiest.join(" and ")} with ${counted(model.mostLoad, "route")}`;
+  const busiest = at < 3 ? "" : `; busiest ${model.busiest.length > 1 ? "ranks" : "rank"} ${model.busiest.join(" and ")} with ${counted(model.mostLoad, "route")}`;
   return `Step ${step}, layer ${layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}${routes}${travel}${busiest}.`;
 }
 
