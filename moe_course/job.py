@@ -75,7 +75,7 @@ def prepare(options: RunOptions) -> Job:
     dtype = dtype_of(options.dtype, device)
     one_host = os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
     carried = travel(options, plan, device.type, dtype, one_host)
-    return Job(options, config, tokenizer, prompts, plan, device, dtype, carried, stages_for(options))
+    return Job(options, config, tokenizer, prompts, plan, device, dtype, carried, stages_for(options, plan))
 
 
 def _with_hosts(options: RunOptions) -> ParallelConfig:

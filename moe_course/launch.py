@@ -27,7 +27,7 @@ from pathlib import Path
 
 from moe_course.nodes import ONE_NODE, Nodes, gloo_environment, torchrun_command
 
-EVENT_MARK = "@@"  # starts a line of stdout that is an event
+EVENT_MARK = "@@"  # starts an event on stdout; what stands before it on its line was printed without an end of line
 EVENTS_ENV, RESULT_ENV = "MOE_COURSE_EVENTS", "MOE_COURSE_RESULT"
 PLAN_FILE = "plan.txt"  # beside the result: the plan as text, too long for an event
 GRACE_S = 3.0  # between TERM and KILL
@@ -200,9 +200,13 @@ def _follow_parent() -> None:
 
 def _events(stream, output: list[str]) -> Iterator[dict]:
     for line in stream:
-        if line.startswith(EVENT_MARK):
+        before, mark, event = line.partition(f'{EVENT_MARK}{{"event": ')
+        if mark:
             with contextlib.suppress(json.JSONDecodeError):
-                yield json.loads(line[len(EVENT_MARK) :])
+                found = json.loads('{"event": ' + event)
+                if before:
+                    output.append(before + "\n")
+                yield found
                 continue
         output.append(line)
 

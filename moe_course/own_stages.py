@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moe_course.errors import ConfigError
 from moe_course.options import RunOptions
 from moe_course.stages import Stages
+
+if TYPE_CHECKING:
+    from moe_course.parallel import Plan
 
 #: Stages that a file may bring.
 NAMES = tuple(field.name for field in fields(Stages))
@@ -51,8 +54,12 @@ def load_own_stages(folder: Path, missing_ok: bool = False) -> OwnStages:
     return OwnStages(Stages(**functions), files, {name: _digest(path) for name, path in files.items()})
 
 
-def stages_for(options: RunOptions) -> OwnStages | None:
-    """Those of `--stages`, or None. Raises ConfigError, also for options that only the package's stages follow."""
+def stages_for(options: RunOptions, plan: Plan | None = None) -> OwnStages | None:
+    """Those of `--stages`, or None.
+
+    Raises:
+        ConfigError: also for options that only the package's stages follow, and for stages that a plan has no use for.
+    """
     if options.stages is None:
         return None
     own = load_own_stages(options.stages)
@@ -68,7 +75,22 @@ def stages_for(options: RunOptions) -> OwnStages | None:
                 f"{flag} is done by the package's {name}, and --stages brings its own ({own.files[name]}); "
                 "leave the option out, or move the file away"
             )
+    if plan is not None and plan.dispatch_group is None:
+        _check_nothing_travels(own, plan)
     return own
+
+
+def _check_nothing_travels(own: OwnStages, plan: Plan) -> None:
+    """On one rank your own pair of dispatch and combine fits, for it brings back what it took; half of it does not."""
+    mine = [name for name in ("dispatch", "combine") if name in own.files]
+    if not mine or (plan.world_size == 1 and len(mine) == 2):
+        return
+    sizes = plan.parallel
+    shape = f"TP {sizes.tensor_parallel_size}, DP {sizes.data_parallel_size}, PCP {sizes.prefill_context_parallel_size}"
+    raise ConfigError(
+        f"no rows travel in this plan ({shape}), and --stages brings its own {mine[0]} ({own.files[mine[0]]}) to move "
+        "them; use --world-size 2 (or another plan with DP above 1), or move the file away"
+    )
 
 
 def load_function(path: Path, name: str) -> Callable[..., Any]:

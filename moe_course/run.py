@@ -42,6 +42,7 @@ def _run(options: RunOptions, rank: int, guard) -> None:
     job = guard.handshake(options, overrides)  # before transformers is imported, and before a row moves
     plan = job.plan
 
+    from moe_course.guard.blame import naming
     from moe_course.part import carried_by, take_part
     from moe_course.verify import Reference
 
@@ -61,7 +62,8 @@ def _run(options: RunOptions, rank: int, guard) -> None:
         comm = carried_by(job.transport, comm_dist.init(plan, options.device, options.timeout, guard.store))
         guard.watch(comm, options, report)
         joined_s = time.perf_counter() - began
-        everybody, facts = take_part(job, comm, guard, report)
+        with naming(job.own):
+            everybody, facts = take_part(job, comm, guard, report)
         facts["loaded_s"] += joined_s
         comm.barrier()  # the others are done: nobody waits for the reference but rank 0
         if rank == 0:

@@ -274,7 +274,7 @@ def _plan(options: RunOptions, config: MoEConfig, nodes: Nodes) -> None:
     plan = make_plan(options.parallel(), config, transport=options.transport)
     device = pick_device(options.device)
     travel(options, plan, device.type, dtype_of(options.dtype, device), nodes.nnodes == 1)
-    stages_for(options)
+    stages_for(options, plan)
 
 
 def _worth_planning(options: RunOptions) -> bool:

@@ -22,15 +22,26 @@ import torch
 from moe_course.backends.configure import Backend
 from moe_course.comm.base import Comm, Ledger
 from moe_course.dispatch import Dispatched
-from moe_course.errors import MoECourseError, RankLost, StageFailed, VerificationFailed
+from moe_course.errors import (
+    ExchangeMismatch,
+    ExchangeTimeout,
+    MoECourseError,
+    RankLost,
+    StageFailed,
+    VerificationFailed,
+)
 from moe_course.expert_map import determine_expert_map
+from moe_course.guard.blame import EXCHANGING, again
 from moe_course.guard.differences import of_dispatched, of_outputs, of_routing, of_tensors
-from moe_course.own_stages import OwnStages, line_in
+from moe_course.own_stages import OwnStages, line_in, said
 from moe_course.router import route
 from moe_course.stages import Stages
 
 KNOWN_PASS, REAL_PASSES = -1, (0, 1)  # steps
 CURE = "repair it, or move the file away to run the package's"
+DISAGREE = (ExchangeMismatch, ExchangeTimeout, RankLost)  # what one rank meets when another makes other calls
+HOME = "allgather_reducescatter"
+NO_MAP = ". expert_map is None here: every expert is on this rank, and its number is its row; a stage must accept that"
 
 
 class Witness:
@@ -86,9 +97,10 @@ class Witness:
         own = self.own.stages.expert_map
         for rank in range(ep_size) if self.always else ():  # of all ranks, so that all find the same
             wanted = determine_expert_map(ep_size, rank, num_experts, strategy)
-            found = of_tensors(
-                "its result", wanted, self._guarded("expert_map", own, ep_size, rank, num_experts, strategy)
-            )
+            mine = self._guarded("expert_map", own, ep_size, rank, num_experts, strategy)
+            if wanted[1] is None and isinstance(mine, tuple | list) and len(mine) == 2 and mine[1] is not None:
+                wanted = wanted[0], torch.arange(num_experts, dtype=torch.int32)  # None written out
+            found = of_tensors("its result", wanted, mine)
             if found:
                 self._raise("expert_map", f"differs from the package's for EP rank {rank} of {ep_size}: {found}", 0)
         return self._guarded("expert_map", own, ep_size, ep_rank, num_experts, strategy)
@@ -131,12 +143,14 @@ class Witness:
 
     def _call(self, name: str, package: Callable, given: tuple, keywords: dict) -> tuple[Any, str | None]:
         """Your result, and a finding if it changed what it was given."""
-        before = [tensor.clone() if isinstance(tensor, torch.Tensor) else None for tensor in given]
+        if not self._comparing():
+            return self._guarded(name, getattr(self.own.stages, name), *given, **keywords), None
+        arguments = dict(zip(inspect.signature(package).parameters, given, strict=False))
+        before = {place: tensor.clone() for place, tensor in _tensors(arguments, name == "experts")}
         mine = self._guarded(name, getattr(self.own.stages, name), *given, **keywords)
-        if self._comparing():
-            for argument, old, new in zip(inspect.signature(package).parameters, before, given, strict=False):
-                if old is not None and of_tensors(argument, old, new):
-                    return mine, f"it changes its input {argument} in place"
+        for place, tensor in _tensors(arguments, name == "experts"):
+            if of_tensors(place, before[place], tensor):
+                return mine, f"it changes its input {place} in place"
         return mine, None
 
     def _guarded(self, name: str, function: Callable, *given: Any, **keywords: Any) -> Any:
@@ -144,14 +158,29 @@ class Witness:
         try:
             return function(*given, **keywords)
         except MoECourseError as error:
-            if line := line_in(error, path):
+            line = line_in(error, path)
+            if isinstance(error, DISAGREE):
+                raise self._named(error, name, f", line {line}" if line else "") from error
+            if line:
                 error.add_note(f"in your {name} ({path}, line {line})")
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             line = line_in(error, path)
             where = f"{path}, line {line}" if line else str(path)
-            says = f"{type(error).__name__}: {error}".strip()
-            raise StageFailed(f"your {name} ({where}) raised {says}; {CURE}") from error
+            also = NO_MAP if name == "experts" and given[3] is None else ""
+            raise StageFailed(f"your {name} ({where}) raised {said(error)}{also}; {self._cure(name)}") from error
+
+    def _named(self, error: MoECourseError, name: str, line: str = "") -> MoECourseError:
+        """The error with the stage in front. Only a mismatch says that it is the stage's fault."""
+        stage = f"your {name} ({self.own.files[name]}{line})"
+        if isinstance(error, ExchangeMismatch):
+            return again(error, f"{stage} does not make the same exchanges on all ranks: {error}; {self._cure(name)}")
+        return again(error, f"in {stage}: {error}")
+
+    def _cure(self, name: str) -> str:
+        if name not in EXCHANGING or self.name in (HOME, "no_dp_ep"):
+            return CURE
+        return f"{CURE}; if it was written for {HOME}, as in the lessons, leave out --all2all-backend"
 
     @contextmanager
     def _unbilled(self) -> Iterator[None]:
@@ -167,8 +196,13 @@ class Witness:
         """Every rank calls it; raises on all of them if one found something."""
         text = json.dumps([self.comm.rank, found]).encode() if found else b""
         rows = torch.tensor(list(text), dtype=torch.uint8, device=self.device).view(-1, 1)  # [bytes, 1]
-        with self._unbilled():
-            gathered = self.comm.all_gather_rows(rows)
+        try:
+            with self._unbilled():
+                gathered = self.comm.all_gather_rows(rows)
+        except DISAGREE as error:  # a rank is still in its own stage, or has left an exchange out there
+            if name not in EXCHANGING:
+                raise
+            raise self._named(error, name) from error
         parts = [part for part in gathered.rows.cpu().split(gathered.counts) if len(part)]
         if parts:
             rank, what = json.loads(bytes(parts[0].flatten().tolist()))
@@ -177,10 +211,24 @@ class Witness:
             self._raise(name, f"differs from the package's in layer {self.comm.layer}, {where}: {what}", rank)
 
     def _raise(self, name: str, says: str, rank: int) -> None:
-        says = f"your {name} ({self.own.files[name]}) {says} (backend {self.name}); {CURE}"
+        says = f"your {name} ({self.own.files[name]}) {says} (backend {self.name}); {self._cure(name)}"
         if self.comm.rank == rank:
             raise VerificationFailed(says)
         raise RankLost(f"rank {rank} has ended the run: {says}")
+
+
+def _tensors(arguments: dict[str, Any], inside: bool) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that a stage is given, with their names; `inside`: those of a `Dispatched`, too.
+
+    Not for combine: a backend may put rows on their way home where they lay before, in one window.
+    """
+    found = []
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            found.append((name, value))
+        elif inside and isinstance(value, Dispatched):
+            found += [(f"{name}.{part}", t) for part, t in vars(value).items() if isinstance(t, torch.Tensor)]
+    return found
 
 
 def _kept(dispatched: Dispatched) -> Dispatched:

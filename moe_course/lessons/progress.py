@@ -32,7 +32,7 @@ def run_live(argv: Sequence[str], world_size: int, timeout: float = 600) -> RunR
         raise
     if run.error:
         view.show(progress.percent, "failed", "danger")
-        print(run.error)
+        print("\n  ".join([run.error, *run.graph]))
     else:
         view.show(100, "done", "success")
     for number, prompt in enumerate(run.result["prompts"] if run.result else ()):

@@ -47,13 +47,27 @@ def test_a_wrong_stage_is_named_with_its_file(warm, my_moe):
 
 
 def test_a_stage_that_raises_is_named_with_its_line(warm, my_moe):
-    text = GATHERED.replace("    weights, ids", "    assert comm.rank == 0, 'not me'\n    weights, ids")
+    talks = "    print('.', end='')  # the next event starts on this line\n"
+    text = GATHERED.replace("    weights, ids", f"{talks}    assert comm.rank == 0, 'not me'\n    weights, ids")
     folder = my_moe({"dispatch": text})
     ended = warm.run(*SMALL, f"--stages={folder}")
     assert ended.returncode == 1, ended.stderr
     (line,) = ended.error_lines
-    says = f"error: rank 1: your dispatch ({folder}/dispatch.py, line 7) raised AssertionError: not me; repair it"
+    says = f"error: rank 1: your dispatch ({folder}/dispatch.py, line 8) raised AssertionError: not me; repair it"
     assert line.startswith(says) and not warm.wait_until_gone()
+
+
+def test_a_dispatch_that_leaves_out_an_exchange_is_named(warm, my_moe):
+    idle = (
+        "    if len(hidden_states) == 0:\n        empty = [0] * comm.world_size\n"
+        "        return Dispatched(hidden_states, None, topk_ids, topk_weights, None, 'rows', empty)\n    gathered"
+    )
+    folder = my_moe({"dispatch": GATHERED.replace("    gathered", idle, 1)})
+    ended = warm.run(*SMALL, f"--stages={folder}")
+    assert ended.returncode == 4, ended.stderr
+    (line,) = ended.error_lines
+    assert f"your dispatch ({folder}/dispatch.py" in line and "the same exchanges on all ranks: all_gather_rows" in line
+    assert not warm.wait_until_gone()
 
 
 def test_a_stage_that_hangs_is_named_with_its_line(warm, my_moe):

@@ -14,7 +14,8 @@ from lesson_cases import cell
 
 from moe_course.dispatch import permute_by_expert
 from moe_course.errors import ConfigError
-from moe_course.lessons import check, report, use
+from moe_course.launch import RunResult
+from moe_course.lessons import check, report, run_live, use
 from moe_course.lessons.check import verdict
 from moe_course.lessons.checks import find
 from moe_course.lessons.compare import difference
@@ -302,3 +303,11 @@ def test_a_huge_wrong_answer_is_compared_in_no_time():
 )
 def test_strange_tensors_are_told(yours, what):
     assert difference(torch.zeros(2, 2), yours).what.startswith(what)
+
+
+def test_a_run_that_fails_prints_who_waited_for_whom(monkeypatch, capsys):
+    ended = RunResult(5, "error: rank 1: late", None, graph=["rank 0 is still computing", "rank 1 waits for rank 0"])
+    monkeypatch.setattr("moe_course.lessons.progress.launch", lambda *given: ended)
+    assert run_live([], 2) is ended
+    out = capsys.readouterr().out
+    assert out.endswith("error: rank 1: late\n  rank 0 is still computing\n  rank 1 waits for rank 0\n")

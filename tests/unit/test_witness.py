@@ -11,20 +11,23 @@ from moe_course.backends import BACKENDS
 from moe_course.backends.configure import configure
 from moe_course.comm.ledger import Ledger
 from moe_course.comm.sim import run_threads
-from moe_course.errors import ConfigError, ExchangeMismatch, StageFailed, VerificationFailed
+from moe_course.config import MoEConfig
+from moe_course.errors import ConfigError, ExchangeMismatch, MoECourseError, StageFailed, VerificationFailed
 from moe_course.expert_map import make_placement
+from moe_course.guard.blame import naming
 from moe_course.guard.canary import canary
 from moe_course.guard.witness import Witness
 from moe_course.layer import MoELayer
-from moe_course.options import RunOptions
+from moe_course.options import TINY, RunOptions
 from moe_course.own_stages import load_own_stages, stages_for
+from moe_course.parallel import make_plan
 from moe_course.stages import Stages
 
 RANKS, EXPERTS = 2, 6
 SHAPES = [name for name in BACKENDS if name != "no_dp_ep"]
 
 
-def run(folder, files: dict[str, str], backend: str = "allgather_reducescatter", steps=(0, 1), **compare):
+def run(folder, files: dict[str, str], backend: str = "allgather_reducescatter", steps=(0, 1), ranks=RANKS, **compare):
     """Known pass, then passes over real rows; each rank's outputs and what its ledger counted in them."""
     own = None
     if files:
@@ -33,7 +36,7 @@ def run(folder, files: dict[str, str], backend: str = "allgather_reducescatter",
             (folder / f"{name}.py").write_text(text)
         own = load_own_stages(folder)
     config = make_config(EXPERTS, 2, 16, 24)
-    weights, placement = make_weights(config, torch.float32), make_placement(RANKS, EXPERTS)
+    weights, placement = make_weights(config, torch.float32), make_placement(ranks, EXPERTS)
 
     def on_rank(comm):
         shape, stages = configure(backend), Stages()
@@ -56,7 +59,7 @@ def run(folder, files: dict[str, str], backend: str = "allgather_reducescatter",
             row for row in comm.ledger.as_rows() if row["op"] != "window"
         ]  # opened once, by the first user
 
-    return run_threads(RANKS, on_rank, timeout=20)
+    return run_threads(ranks, on_rank, timeout=20)
 
 
 @pytest.mark.parametrize("backend", SHAPES)
@@ -107,6 +110,7 @@ WRONG = {
     "not added": ("combine", COMBINED, "sum(parts[1:], parts[0].clone())", "parts[0]", "its result["),
     "order lost": ("combine", COMBINED, "parts[0].clone())", "parts[0].clone()).flip(0)", "its result["),
     "not weighted": ("experts", COMPUTED, "dispatched.topk_weights[row, k] *", "", "its result["),
+    "rows wiped": ("experts", COMPUTED, "return", "dispatched.hidden_states.zero_()\n    return", "input dispatched."),
     "halves swapped": ("experts", COMPUTED, "F.silu(gate) * up", "F.silu(up) * gate", "its result["),
     "bias weighs": ("route", ROUTED, "scores.gather", "(scores + bias).gather", "step 0: topk_weights (in the order"),
     "no bias": ("route", ROUTED, "(scores + bias)", "scores", "topk_ids (each row sorted)["),
@@ -137,6 +141,10 @@ def test_rows_in_shared_memory_are_compared_with_what_lay_there_before(tmp_path)
 def test_the_backend_is_named_when_a_dispatch_was_written_for_another(tmp_path):
     with pytest.raises(VerificationFailed, match=r"your dispatch \(.*\(backend high_throughput\)"):
         run(tmp_path / "my", {"dispatch": GATHERED}, "high_throughput")
+    with pytest.raises(
+        VerificationFailed, match=r"if it was written for allgather_reducescatter, .* leave out --all2all"
+    ):
+        run(tmp_path / "my", {"dispatch": GATHERED}, "high_throughput")
 
 
 def test_an_error_keeps_the_line_and_one_of_the_package_its_kind(tmp_path):
@@ -146,7 +154,72 @@ def test_an_error_keeps_the_line_and_one_of_the_package_its_kind(tmp_path):
     odd = GATHERED.replace("    gathered =", "    if comm.rank:\n        comm.barrier()\n    gathered =", 1)
     with pytest.raises(ExchangeMismatch) as caught:
         run(tmp_path / "b", {"dispatch": odd})
-    assert f"in your dispatch ({tmp_path / 'b' / 'dispatch.py'}, line 8)" in caught.value.__cause__.__notes__
+    says = f"your dispatch ({tmp_path / 'b' / 'dispatch.py'}, line 8) does not make the same exchanges on all ranks: "
+    assert says in str(caught.value)
+    leaves = GATHERED.replace("    gathered", "    if comm.rank == 1:\n        raise SystemExit(3)\n    gathered", 1)
+    with pytest.raises(
+        StageFailed, match=r"dispatch\.py, line 7\) raised SystemExit: it ends the program \(sys\.exit\(3"
+    ):
+        run(tmp_path / "c", {"dispatch": leaves})
+
+
+#: A rank without rows does not take part: others wait in this exchange, it goes on to the next one.
+IDLE_LEAVES = """\
+    if len(hidden_states) == 0:
+        return Dispatched(hidden_states, None, topk_ids, topk_weights, None, "rows", [0] * comm.world_size)
+    gathered"""
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_dispatch_that_leaves_out_an_exchange_is_named_on_every_rank(tmp_path, known):
+    file = tmp_path / "my" / "dispatch.py"
+    with pytest.raises(MoECourseError) as caught:
+        run(tmp_path / "my", {"dispatch": GATHERED.replace("    gathered", IDLE_LEAVES, 1)}, known_pass=known)
+    assert f"your dispatch ({file}" in str(caught.value)
+    seen = caught.value.__cause__
+    assert f"your dispatch ({file}" in str(seen) and isinstance(caught.value, ExchangeMismatch)
+
+
+def test_a_mismatch_elsewhere_names_your_stages_too_and_keeps_its_notes(tmp_path):
+    folder = tmp_path / "my"
+    folder.mkdir()
+    (folder / "dispatch.py").write_text(GATHERED)
+    error = ExchangeMismatch("rows differ")
+    error.add_note("who waits")
+    says = "rows differ; stages of yours that exchange rows: dispatch"
+    with pytest.raises(ExchangeMismatch, match=says) as caught, naming(load_own_stages(folder)):
+        raise error
+    assert caught.value.__notes__ == ["who waits"]
+    with pytest.raises(ExchangeMismatch) as caught, naming(None):
+        raise error
+    assert caught.value is error
+
+
+def test_a_map_written_out_and_experts_without_a_map(tmp_path):
+    """With every expert on one rank the package's map is None."""
+    run(tmp_path / "a", {"expert_map": MAPPED}, ranks=1)
+    with pytest.raises(StageFailed, match=r"your experts .* TypeError: .*expert_map is None here: every expert is on"):
+        run(tmp_path / "b", {"experts": COMPUTED}, ranks=1)
+
+
+def test_half_of_a_pair_is_refused_where_no_rows_travel(tmp_path):
+    folder = tmp_path / "my"
+    folder.mkdir()
+    (folder / "dispatch.py").write_text(GATHERED)
+    config = MoEConfig.from_pretrained(TINY)
+    shared = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    for options, sizes in (({"world_size": 1}, "TP 1, DP 1"), (shared, "TP 2, DP 1")):
+        options = RunOptions(stages=folder, **options)
+        with pytest.raises(
+            ConfigError, match=rf"no rows travel in this plan \({sizes}, PCP 1\), and --stages brings its"
+        ):
+            stages_for(options, make_plan(options.parallel(), config))
+    travelling = RunOptions(stages=folder, world_size=2)
+    assert stages_for(travelling, make_plan(travelling.parallel(), config)).files
+    (folder / "combine.py").write_text(COMBINED)
+    alone = RunOptions(stages=folder, world_size=1)
+    assert stages_for(alone, make_plan(alone.parallel(), config)).files
+    run(folder, {"dispatch": GATHERED, "combine": COMBINED}, "no_dp_ep", ranks=1)
 
 
 def test_nothing_is_compared_where_nobody_asked(tmp_path):
