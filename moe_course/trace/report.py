@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def report_of(folder: str | Path) -> str:
     trace, file = Trace.load(folder), Path(folder) / RESULT_FILE
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{file}: the figures of the run cannot be read ({error}); record the run again") from None
     return report(trace, result)
 
@@ -83,6 +84,8 @@ def write_report(text: str, file: str | Path) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise TraceError(f"--report {path}: cannot be written: {error.strerror}; name another file") from None
 
 

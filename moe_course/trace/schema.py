@@ -67,12 +67,24 @@ META = {
     "options": dict,  # of RunOptions, those that differ from the defaults
     "routes": list,  # number of routes in each rank's file
 }
-#: Fields that are looked up inside others.
+#: Fields that are looked up inside others, and their types.
 NESTED = {
-    "plan": ("world_size", "dp", "pp", "pcp", "tp", "ep_size", "placement", "experts_per_rank", "reduce_group"),
-    "sizes": ("dispatch", "partial", "contribution"),
-    "clock": ("source", "hosts", "comparable", "note"),
+    "plan": dict.fromkeys(("world_size", "dp", "pp", "pcp", "tp", "ep_size"), int)
+    | {"placement": str, "experts_per_rank": list, "reduce_group": (str, type(None))},
+    "sizes": dict.fromkeys(("dispatch", "partial", "contribution"), int),
+    "clock": {"source": str, "hosts": int, "comparable": bool, "note": str},
 }
+#: Fields with few values; `shape` is one of `backends.capabilities.SHAPES`.
+ALLOWED = {
+    "rows_dtype": ("float32", "bfloat16"),
+    "combine_dtype": ("auto", "float32", "bfloat16"),
+    "plan.reduce_group": (None, "dp", "pp", "pcp", "tp", "ep"),
+}
+#: Fields that are sizes: the least, and the most, beyond which a file is damaged and not large.
+LEAST = dict.fromkeys(("world_size", "hidden_size", "experts", "top_k", "threads", "clock.hosts"), 1)
+LEAST |= dict.fromkeys([f"plan.{name}" for name in ("world_size", "dp", "pp", "pcp", "tp", "ep_size")], 1)
+LEAST |= dict.fromkeys([f"sizes.{name}" for name in ("dispatch", "partial", "contribution")], 0) | {"prefill_passes": 0}
+MOST = dict.fromkeys(("world_size", "experts", "top_k", "plan.ep_size"), 2**16) | {"hidden_size": 2**24}
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -9,42 +9,12 @@ from safetensors import SafetensorError, safe_open
 
 from moe_course.errors import MoECourseError, TraceError
 from moe_course.expert_map import Placement, make_placement
-from moe_course.trace.schema import COLUMNS, META, NESTED, OUTPUTS, SCHEMA, SPANS, STAGES, VALUES, dtype_of
+from moe_course.trace.schema import COLUMNS, OUTPUTS, SPANS, STAGES, VALUES, dtype_of
 
 
 def file_of(rank: int) -> str:
     """Name of a rank's file in the folder."""
     return f"rank{rank:04d}.safetensors"
-
-
-def check_meta(meta: object, folder: Path) -> dict:
-    """`meta.json`, if it is one of this version. Raises TraceError."""
-    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
-        found = meta.get("schema") if isinstance(meta, dict) else meta
-        raise TraceError(f"{folder}/meta.json: schema is {found!r}, this version reads {SCHEMA!r}")
-    for name in sorted(set(META) ^ set(meta)):
-        what = "is missing" if name in META else "is not known"
-        raise TraceError(f"{folder}/meta.json: field {name} {what}; this version has {len(META)}: {', '.join(META)}")
-    for name, kind in META.items():
-        value, kinds = meta[name], kind if isinstance(kind, tuple) else (kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
-            raise TraceError(f"{folder}/meta.json: field {name} is {value!r}, expected {wanted}")
-    for name, inner in NESTED.items():
-        if missing := [key for key in inner if key not in meta[name]]:
-            raise TraceError(f"{folder}/meta.json: field {name} has no {missing[0]}; it has {', '.join(meta[name])}")
-    for index, prompt in enumerate(meta["prompts"]):
-        if not isinstance(prompt, dict) or not isinstance(prompt.get("tokens"), list) or "prompt" not in prompt:
-            raise TraceError(f"{folder}/meta.json: prompt {index} is {prompt!r}, expected its text and its tokens")
-    lengths = {"world_size": meta["world_size"], "plan.world_size": meta["plan"]["world_size"]}
-    lengths["routes"] = len(meta["routes"])
-    if len(set(lengths.values())) > 1:
-        raise TraceError(f"{folder}/meta.json: the number of ranks differs: {lengths}")
-    if len(meta["prompts"]) != len(meta["new_tokens"]):
-        raise TraceError(
-            f"{folder}/meta.json: {len(meta['prompts'])} prompts, and new_tokens of {len(meta['new_tokens'])}"
-        )
-    return meta
 
 
 def check_files(folder: Path, ranks: int) -> None:
@@ -82,6 +52,8 @@ def read_rank(folder: Path, rank: int, meta: dict, placement: Placement) -> dict
         raise TraceError(f"{path} of rank {rank} cannot be read: {error}") from None
     _check_shapes(path, tensors, meta)
     _check_ranges(path, rank, tensors, meta, placement)
+    _check_tokens(path, tensors, meta)
+    _check_places(path, tensors, meta)
     _check_spans(path, tensors)
     return tensors
 
@@ -150,6 +122,37 @@ def _check_ranges(path: Path, rank: int, columns: dict[str, torch.Tensor], meta:
             f"{path}: column k has {int(counts.max())} entries of {k} for row {row} of step {step}, layer {layer}, "
             "expected 1"
         )
+
+
+def _check_tokens(path: Path, columns: dict[str, torch.Tensor], meta: dict) -> None:
+    """A row is one token of its prompt's text."""
+    texts = [p["tokens"] + new for p, new in zip(meta["prompts"], meta["new_tokens"], strict=True)]
+    lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
+    prompt, position, told = columns["prompt"], columns["position"], columns["token_id"]
+    for at in (position >= lengths[prompt]).nonzero()[:1].flatten().tolist():
+        raise TraceError(
+            f"{path}: column position, entry {at}, is {int(position[at])}, prompt {int(prompt[at])} has "
+            f"{int(lengths[prompt[at]])} tokens"
+        )
+    every = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+    should = every[(lengths.cumsum(0) - lengths)[prompt] + position] if len(prompt) else told
+    for at in (told != should).nonzero()[:1].flatten().tolist():
+        raise TraceError(
+            f"{path}: column token_id, entry {at}, is {int(told[at])}; position {int(position[at])} of prompt "
+            f"{int(prompt[at])} is token {int(should[at])}"
+        )
+
+
+def _check_places(path: Path, columns: dict[str, torch.Tensor], meta: dict) -> None:
+    """The package's own dispatch says where each row lies; only one of yours may leave it open."""
+    if meta["options"].get("stages") is not None and not meta["values"]:
+        return
+    for name in ("send_row", "receive_row"):
+        for at in (columns[name] < 0).nonzero()[:1].flatten().tolist():
+            raise TraceError(
+                f"{path}: column {name}, entry {at}, is {int(columns[name][at])}, expected 0 or more: the run had no "
+                "dispatch of its own (meta.json: options.stages, values)"
+            )
 
 
 def _check_spans(path: Path, tensors: dict[str, torch.Tensor]) -> None:

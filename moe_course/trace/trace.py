@@ -16,9 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moe_course.errors import TraceError
+from moe_course.result import RESULT_FILE
 from moe_course.trace.record import Recorder
 from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, VALUES
-from moe_course.trace.strict import check_files, check_meta, file_of, placement_of, read_rank
+from moe_course.trace.strict import check_files, file_of, placement_of, read_rank
+from moe_course.trace.strict_meta import check_meta
 
 if TYPE_CHECKING:
     from moe_course.trace.join import Explanation
@@ -103,7 +105,7 @@ class Trace:
         return write_perfetto(self, path)
 
     def _rank(self, rank: int) -> dict[str, torch.Tensor]:
-        if not 0 <= rank < len(self.ranks):
+        if rank not in range(len(self.ranks)):
             raise TraceError(f"rank {rank} is not in this trace; it has ranks 0 to {len(self.ranks) - 1}")
         return self.ranks[rank]
 
@@ -113,7 +115,7 @@ class Trace:
         folder = Path(directory)
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TraceError(f"{folder}: no readable meta.json ({error})") from None
         meta = check_meta(meta, folder)
         check_files(folder, meta["world_size"])
@@ -132,7 +134,8 @@ def write_rank(directory: str | Path, rank: int, recorder: Recorder, extra: dict
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:  # of an earlier run; a folder without it is not taken for a trace
-            (folder / "meta.json").unlink(missing_ok=True)
+            for name in ("meta.json", RESULT_FILE):
+                (folder / name).unlink(missing_ok=True)
         tensors = {name: column.contiguous() for name, column in (columns | recorder.clock.tensors() | extra).items()}
         save_file(tensors, folder / file_of(rank))
     except OSError as error:

@@ -10,7 +10,7 @@ import pytest
 from moe_course.cli import main
 from moe_course.errors import TraceError
 from moe_course.trace import Trace
-from moe_course.trace.report import report, report_of
+from moe_course.trace.report import report, report_of, write_report
 
 PROMPTS = ("def add(a, b):", "</script><img src=x onerror=alert(1)>", "größe")
 ASKED = ("--device=cpu", "--world-size=4", "--max-new-tokens=3", *(f"--prompt={text}" for text in PROMPTS))
@@ -19,8 +19,9 @@ ASKED = ("--device=cpu", "--world-size=4", "--max-new-tokens=3", *(f"--prompt={t
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """A page made by a run, and one made later from the folder of its trace."""
-    from conftest import Course
     from warm import warm_starts
+
+    from conftest import Course
 
     folder = tmp_path_factory.mktemp("report")
     with warm_starts():
@@ -103,6 +104,15 @@ def test_a_folder_without_the_figures_is_refused(told, tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")]) == TraceError.exit_code
     assert "cannot be written" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TraceError, match="folder: cannot be written"):
+        write_report("text", tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    write_report("text", tmp_path / "page.html")
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "page.html"}
 
 
 def test_a_report_without_experts_or_folder_is_refused_before_a_rank_starts(tmp_path, capsys):

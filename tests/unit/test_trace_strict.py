@@ -11,7 +11,9 @@ from trace_cases import meta_of, rank_tensors, write_file, write_meta
 
 from moe_course.errors import TraceError
 from moe_course.trace import Trace
+from moe_course.trace.record import Recorder
 from moe_course.trace.schema import COLUMNS
+from moe_course.trace.trace import write_rank
 
 E, RANKS = 6, 2
 NAN = float("nan")
@@ -94,6 +96,10 @@ DAMAGE = {
     "a route twice": (put("k", 1, 0), "column k has 2 entries of 0 for row 0 of step 0, layer 1, expected 1"),
     "prompt that was not given": (put("prompt", 0, 1), "column prompt, entry 0, is 1, expected 0 to 0"),
     "position behind the text": (put("position", 0, 65), "column position, entry 0, is 65, expected 0 to 64"),
+    "position behind its own text": (put("position", 0, 65), "column position, entry 0, is 65"),
+    "another token": (put("token_id", 2, 7), "column token_id, entry 2, is 7; position 0 of prompt 0 is token 0"),
+    "a place nobody said": (put("receive_row", 1, -1), "column receive_row, entry 1, is -1, expected 0 or more: the r"),
+    "no place to leave from": (put("send_row", 3, -1), "column send_row, entry 3, is -1, expected 0 or more"),
     "stage": (put("span_stage", 1, 5), "column span_stage, entry 1, is 5, expected 0 to 4"),
     "time runs backwards": (put("span_begin_ns", 1, 4), "column span_begin_ns, entry 1, is 4: before the span ahead"),
     "ends before it begins": (put("span_end_ns", 1, 4), "entry 1, is 5: .* after its own end 4"),
@@ -127,6 +133,10 @@ def to(name, value):
     return lambda meta: meta.update({name: value})
 
 
+def within(outer, name, value):
+    return lambda meta: meta[outer].update({name: value})
+
+
 META = {
     "another schema": (to("schema", "moe_course.trace/2"), "schema is 'moe_course.trace/2', this version reads 'moe_c"),
     "missing field": (lambda meta: meta.pop("backend"), "field backend is missing"),
@@ -147,6 +157,26 @@ META = {
     "sizes": (to("sizes", {"dispatch": 4}), "field sizes has no partial; it has dispatch"),
     "prompt": (to("prompts", ["x"]), "prompt 0 is 'x', expected its text and its tokens"),
     "texts": (to("new_tokens", []), "1 prompts, and new_tokens of 0"),
+    "dtype": (to("rows_dtype", "load"), "field rows_dtype is 'load', expected float32 or bfloat16"),
+    "dtype home": (to("combine_dtype", "zz"), "field combine_dtype is 'zz', expected auto or float32 or bfloat16"),
+    "shape": (to("shape", "nope"), "field shape is 'nope', expected no_dp_ep or allgather_reducescatter or "),
+    "reduce group": (within("plan", "reduce_group", "zz"), "field plan.reduce_group is 'zz', expected null or dp or "),
+    "reduce group of a list": (within("plan", "reduce_group", []), r"plan.reduce_group is \[\], expected str or null"),
+    "no tp": (within("plan", "tp", 0), "field plan.tp is 0, expected 1 or more"),
+    "dp of text": (within("plan", "dp", "2"), "field plan.dp is '2', expected int"),
+    "EP of a flag": (within("plan", "ep_size", True), "field plan.ep_size is True, expected int"),
+    "bytes of text": (within("sizes", "partial", "x"), "field sizes.partial is 'x', expected int"),
+    "bytes below 0": (within("sizes", "dispatch", -1), "field sizes.dispatch is -1, expected 0 or more"),
+    "clock": (within("clock", "comparable", "no"), "field clock.comparable is 'no', expected bool"),
+    "new tokens that are no lists": (to("new_tokens", [1]), r"field new_tokens\[0\] is 1, expected a list of token"),
+    "new tokens of text": (to("new_tokens", [["a"]]), r"field new_tokens\[0\] is \['a'\], expected a list of token"),
+    "tokens of text": (to("prompts", [{"prompt": "x", "tokens": ["a"]}]), "prompt 0 is .*, expected its text and its"),
+    "a prompt of numbers": (to("prompts", [{"prompt": 1, "tokens": [1]}]), "prompt 0 is .*, expected its text and its"),
+    "text of a token": (to("token_text", {"5": 3}), r"field token_text\['5'\] is 3, expected the text of a token"),
+    "routes of text": (to("routes", ["4", 4]), r"field routes is \['4', 4\], expected a list with a number for each"),
+    "experts without end": (to("experts", 2**40), "field experts is 1099511627776, expected 1 to 65536"),
+    "no experts": (to("top_k", 0), "field top_k is 0, expected 1 to 65536"),
+    "reduced in no node": (to("reduce_in_node", True), "reduce_in_node is True and shape is 'all_to_all', expected"),
 }  # fmt: skip
 
 
@@ -155,6 +185,23 @@ def test_a_meta_that_does_not_fit_is_refused(write, kind):
     change, message = META[kind]
     with pytest.raises(TraceError, match=message):
         Trace.load(write(meta=change))
+
+
+def test_a_dispatch_of_ones_own_may_leave_places_open(write):
+    own = to("options", {"stages": "my_moe"})
+    assert len(Trace.load(write(put("receive_row", 1, -1), own, values=False))) == 8
+    with pytest.raises(TraceError, match="column receive_row, entry 1, is -1"):  # values say where rows lay
+        Trace.load(write(put("receive_row", 1, -1), own))
+
+
+def test_a_new_recording_takes_the_figures_of_an_earlier_one_away(tmp_path):
+    """Else a run that fails leaves a folder with the text of another."""
+    for name in ("meta.json", "run.json"):
+        (tmp_path / name).write_text("{}")
+    write_rank(tmp_path, 1, Recorder(), {})
+    assert {path.name for path in tmp_path.iterdir()} == {"meta.json", "run.json", "rank0001.safetensors"}
+    write_rank(tmp_path, 0, Recorder(), {})
+    assert {path.name for path in tmp_path.iterdir()} == {"rank0000.safetensors", "rank0001.safetensors"}
 
 
 def cut(path: Path) -> None:
@@ -172,6 +219,7 @@ FILES = {
     "no meta": (lambda f: (f / "meta.json").unlink(), "no readable meta.json"),
     "meta that is no JSON": (lambda f: (f / "meta.json").write_text("{"), "no readable meta.json"),
     "meta that is a list": (lambda f: (f / "meta.json").write_text("[]"), r"schema is \[\]"),
+    "meta without end": (lambda f: (f / "meta.json").write_text("[" * 100_000), "no readable meta.json"),
     "meta of bytes": (lambda f: (f / "meta.json").write_bytes(b"\xff\xfe"), "no readable meta.json"),
     "no folder": (lambda f: f.rename(f.with_name("elsewhere")), "no readable meta.json"),
 }  # fmt: skip

@@ -191,6 +191,7 @@ def route_cases(seed: int) -> list[Case]:
     first = telling_row(6, 3, g, lift, TOLD_WITH_BIAS)
     b4, b8, b12, big = some_bias(4, g), some_bias(8, g), some_bias(12, g), some_bias(256, g) / 4 + 1.5
     below, soft = torch.tensor([-0.6, -0.8, -1.0, -1.1]), clear_rows(2, 4, g, b4, scoring_func="softmax")
+    spread = torch.tensor([0.25, -0.5, 0.5, -0.25])
     fine = torch.tensor([0.5, 0.5 + 1 / 1024, 0.25, 0.25 + 1 / 2048])  # the first two are one number in bf16
     return [
         route_case("1 row, 6 experts, K = 3, scale 2.5", first, 3, lift, g),
@@ -212,7 +213,7 @@ def route_cases(seed: int) -> list[Case]:
         route_case("softmax scores, 4 groups, 2 kept", mixed(NARROW, g), 3, None, g, 4, 2, scoring_func="softmax"),
         route_case("equal logits, equal bias, 4 groups, 2 kept", torch.zeros(2, 16), 3, torch.ones(16), g, 4, 2),
         route_case("every score underflows to 0", torch.full((1, 6), -120.0), 2, lift, g),
-        route_case("scores around 1e-8", TINY[:, torch.randperm(4, generator=g)], 2, None, g),
+        route_case("scores around 1e-8", TINY[:, torch.randperm(4, generator=g)], 2, spread, g),
         route_case(f"{few} rows, 256 experts", clear_rows(few, 256, g, big), 8, big, g),
         route_case("no rows", torch.zeros(0, 8), 3, b8, g),
     ]  # fmt: skip

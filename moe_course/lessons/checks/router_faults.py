@@ -30,6 +30,7 @@ FAULTS = {
     "in order of ids": "order: columns fall by the score that chose, they are not sorted by id",
     "in order of weights": "order: columns fall by score + bias, not by weight",
     "bias weighs": "weights: the bias weighs; it chooses, and the weights come from the scores alone",
+    "bias taken off again": "weights: score + bias - bias has lost the digits of a small score; keep the scores aside",
     "of all experts": "sum: divide by the sum of the K chosen scores, not of all E",
     "no scale": "sum: routed_scaling_factor is missing, or stands before the division by the sum and cancels out",
     "norm turned": "sum: norm_topk_prob says whether to divide by the sum of the K weights",
@@ -61,6 +62,8 @@ def solve(
     last = fault == "last of equals"
     ids = experts - 1 - _best(choice.flip(-1), top_k) if last else _best(choice, top_k)
     weights = (choice if fault == "bias weighs" else scores).gather(1, ids)
+    if fault == "bias taken off again":
+        weights = choice.gather(1, ids) - offset[ids]
     weights = _normalised(weights, scores, rules, fault)
     if fault == "ids within a group":
         ids = ids % (experts // groups)
