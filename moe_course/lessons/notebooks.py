@@ -139,6 +139,25 @@ def _without_ignored(notebook: NotebookNode) -> NotebookNode:
     return kept
 
 
+def read(path: Path) -> tuple[str, NotebookNode]:
+    """The text of a file and the notebook in it. Raises ValueError, in one line, when it holds none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a notebook: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"not a notebook: it holds a {type(parsed).__name__}, expected an object with cells")
+    if "worksheets" not in parsed and not isinstance(parsed.get("cells"), list):
+        raise ValueError(f"not a notebook: cells is {parsed.get('cells')!r}, expected a list")
+    try:
+        notebook = nbformat.reads(text, as_version=4)
+        nbformat.validate(notebook)
+    except (nbformat.ValidationError, AttributeError, TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"not a notebook: {str(error).splitlines()[0] or type(error).__name__}") from None
+    return text, notebook
+
+
 def refresh(
     path: Path, check: bool, on_cell: Callable[[int], None] | None = None, timeout: int = 900
 ) -> tuple[str, list[int]]:
@@ -146,8 +165,7 @@ def refresh(
 
     Returns "unchanged", "stored" or "would change", and the cells that differ; none where only the form does.
     """
-    text = path.read_text(encoding="utf-8")
-    old = nbformat.reads(text, as_version=4)
+    text, old = read(path)
     new = normalise(execute(old, path.parent.resolve(), on_cell, timeout))
     cells = differing(normalise(old), new)
     if not cells and text == dumps(old) == dumps(normalise(old)):
@@ -173,8 +191,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.script:
         if len(args.notebooks) > 1 or args.check:
             parser.error("--script takes one notebook and no other option")
-        print(to_script(nbformat.read(args.notebooks[0], as_version=4)), end="")
-        return 0
+        return _print_script(args.notebooks[0])
     console = Console(highlight=False)
     outcomes = {path: _one(path, args, console) for path in args.notebooks}
     for bad, cure in (("failed", ""), ("would change", "; `make notebooks` stores them")):
@@ -182,6 +199,15 @@ def main(argv: list[str] | None = None) -> int:
         if names:
             print(f"error: {bad}: {', '.join(names)}{cure}", file=sys.stderr)
     return int(any(outcome in ("failed", "would change") for outcome in outcomes.values()))
+
+
+def _print_script(path: Path) -> int:
+    try:
+        print(to_script(read(path)[1]), end="")
+    except (ValueError, SyntaxError) as error:
+        print(f"error: {path.name}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
@@ -203,7 +229,7 @@ def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
             progress.update(task, completed=index)
 
         try:
-            progress.update(task, total=len(json.loads(path.read_text(encoding="utf-8"))["cells"]))
+            progress.update(task, total=len(read(path)[1].cells))
             outcome, cells = refresh(path, args.check, on_cell, args.timeout)
             detail = f"{cell + 1} cells, {time.monotonic() - began:.1f} s"
             detail += f"; other outputs in cells {', '.join(map(str, cells))}" if cells else ""
@@ -211,8 +237,8 @@ def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
             outcome, detail = "failed", f"cell {cell}: {error.ename}: {error.evalue}"
         except (CellTimeoutError, DeadKernelError) as error:
             outcome, detail = "failed", f"cell {cell}: {str(error).splitlines()[0]}"
-        except (ValueError, KeyError) as error:  # not JSON, not UTF-8, no cells, or not valid as a notebook
-            outcome, detail = "failed", f"not a notebook: {error}"
+        except (ValueError, OSError) as error:
+            outcome, detail = "failed", str(error)
     console.print(f"[{_COLOURS[outcome]}]{outcome:13}[/]{path.name}", end="  ")
     console.print(detail, markup=False, soft_wrap=True)
     return outcome

@@ -19,13 +19,17 @@ _CAUGHT = """except Exception as error:
 
 
 def to_script(notebook: NotebookNode) -> str:
-    """The text of the script. Raises SyntaxError for a cell that is not Python."""
+    """The text of the script. Raises SyntaxError, with the number of the cell, for one that is not Python."""
     parts = [_DISPLAY]
-    for cell in notebook.cells:
+    for index, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             parts.append("\n".join(f"# {line}".rstrip() for line in cell.source.splitlines()))
             continue
-        code = _with_result(cell.source)
+        try:
+            code = _with_result(cell.source)
+        except SyntaxError as error:
+            line = f", line {error.lineno}" if error.lineno else ""
+            raise SyntaxError(f"cell {index}{line}: {error.msg}: it is not plain Python") from None
         parts.append(_caught(code) if "raises-exception" in cell.metadata.get("tags", []) else code)
     return "\n\n".join(parts) + "\n"
 

@@ -128,6 +128,52 @@ def test_runner_names_the_notebook_and_the_cell_that_fails(tmp_path, capsys):
     assert said.err == "error: failed: bad.ipynb, junk.ipynb\n" and bad.read_bytes() == before
 
 
+NO_NOTEBOOKS = {
+    "text": ("{", "not a notebook: Expecting property name"),
+    "nothing": ("", "not a notebook: Expecting value"),
+    "list": ("[]", "not a notebook: it holds a list, expected an object with cells"),
+    "number": ('{"cells": 5, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "cells is 5, expected a list"),
+    "object": (
+        '{"cells": {"a": 1}, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}',
+        "cells is {'a': 1}, expected",
+    ),
+    "cell of text": ('{"cells": ["x"], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "not a notebook: "),
+    "version": ('{"cells": [], "metadata": {}, "nbformat": 99, "nbformat_minor": 5}', "not a notebook: "),
+    "depth": ("[" * 100_000, "not a notebook: maximum recursion depth"),
+}
+
+
+def test_a_file_that_is_no_notebook_fails_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "execute", lambda old, *_: old)
+    files = []
+    for name, (content, _) in NO_NOTEBOOKS.items():
+        files.append(tmp_path / f"{name}.ipynb")
+        files[-1].write_text(content)
+    good = write(tmp_path / "good.ipynb", "1")
+    assert runner.main([*map(str, files), str(good)]) == 1
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert len(lines) == len(files) + 1 and lines[-1].startswith("stored")
+    for line, (name, (_, message)) in zip(lines, NO_NOTEBOOKS.items(), strict=False):
+        assert line.startswith("failed ") and f"{name}.ipynb" in line and message in line
+    assert said.err.count("\n") == 1 and "good" not in said.err
+
+
+@pytest.mark.parametrize("kind", NO_NOTEBOOKS)
+def test_a_script_of_no_notebook_is_one_line(tmp_path, capsys, kind):
+    (tmp_path / "a.ipynb").write_text(NO_NOTEBOOKS[kind][0])
+    assert runner.main(["--script", str(tmp_path / "a.ipynb")]) == 1
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("error: a.ipynb: not a notebook: ") and said.err.count("\n") == 1
+
+
+def test_a_script_of_a_cell_that_is_no_python_is_one_line(tmp_path, capsys):
+    assert runner.main(["--script", str(write(tmp_path / "a.ipynb", "1", "x = 1\n%time 1"))]) == 1
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err == "error: a.ipynb: cell 1, line 2: invalid syntax: it is not plain Python\n"
+
+
 def test_runner_leaves_a_file_whose_ignored_outputs_alone_differ(tmp_path):
     path = write(
         tmp_path / "a.ipynb",
