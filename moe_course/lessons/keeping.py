@@ -35,6 +35,11 @@ def keep(exercise: Exercise, fn: Callable) -> str:
     path = my_moe() / exercise.file
     try:
         if file_of(fn) == path.resolve():  # writing it again could only lose it
+            now = kept_functions().get(path.stem)
+            if now is None or inspect.unwrap(now).__code__ != inspect.unwrap(fn).__code__:
+                return (
+                    f"my_moe/{exercise.file} has changed since this function was loaded; nothing is kept, run use again"
+                )
             return f"{exercise.number} is kept already, in my_moe/{exercise.file}"
         _write(path, _formatted(file_text(exercise, fn, path.parent)))
     except (OSError, UnicodeError) as error:

@@ -251,6 +251,12 @@ def test_a_kept_stage_is_not_lost_by_keeping_it_again(folder, capsys, monkeypatc
     check.keep(mine)
     assert capsys.readouterr().out.splitlines()[-1] == "7.1 is kept already, in my_moe/dispatch.py"
     assert (folder / "dispatch.py").read_text() == first and not (folder / "old").exists()
+    newer = first.replace("ids.clamp(min=0)", "ids.clamp_min(0)")
+    (folder / "dispatch.py").write_text(newer)
+    check.keep(mine)
+    says = "my_moe/dispatch.py has changed since this function was loaded; nothing is kept, run use again\n"
+    assert capsys.readouterr().out == says and (folder / "dispatch.py").read_text() == newer
+    (folder / "dispatch.py").write_text(first)
     monkeypatch.setenv(FOLDER_ENV, str(tmp_path / "second"))  # a folder that does not have it yet
     check.keep(mine)
     assert (tmp_path / "second" / "dispatch.py").read_text() == first
