@@ -144,15 +144,14 @@ def _check_tokens(path: Path, columns: dict[str, torch.Tensor], meta: dict) -> N
 
 
 def _check_places(path: Path, columns: dict[str, torch.Tensor], meta: dict) -> None:
-    """The package's own dispatch says where each row lies; only one of yours may leave it open."""
-    if meta["options"].get("stages") is not None and not meta["values"]:
+    """The package's own dispatch says where each row lies; one of yours leaves it open, for all routes or for none."""
+    places = torch.stack([columns["send_row"], columns["receive_row"]])  # [2, n]
+    if not meta["values"] and (places < 0).all():
         return
-    for name in ("send_row", "receive_row"):
-        for at in (columns[name] < 0).nonzero()[:1].flatten().tolist():
-            raise TraceError(
-                f"{path}: column {name}, entry {at}, is {int(columns[name][at])}, expected 0 or more: the run had no "
-                "dispatch of its own (meta.json: options.stages, values)"
-            )
+    for name, column in zip(("send_row", "receive_row"), places, strict=True):
+        for at in (column < 0).nonzero()[:1].flatten().tolist():
+            known = "values are recorded" if meta["values"] else "places of other routes are known"
+            raise TraceError(f"{path}: column {name}, entry {at}, is {int(column[at])}, expected 0 or more: {known}")
 
 
 def _check_spans(path: Path, tensors: dict[str, torch.Tensor]) -> None:

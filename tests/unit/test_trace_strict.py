@@ -98,7 +98,7 @@ DAMAGE = {
     "position behind the text": (put("position", 0, 65), "column position, entry 0, is 65, expected 0 to 64"),
     "position behind its own text": (put("position", 0, 65), "column position, entry 0, is 65"),
     "another token": (put("token_id", 2, 7), "column token_id, entry 2, is 7; position 0 of prompt 0 is token 0"),
-    "a place nobody said": (put("receive_row", 1, -1), "column receive_row, entry 1, is -1, expected 0 or more: the r"),
+    "a place nobody said": (put("receive_row", 1, -1), "column receive_row, entry 1, is -1, expected 0 or more: val"),
     "no place to leave from": (put("send_row", 3, -1), "column send_row, entry 3, is -1, expected 0 or more"),
     "stage": (put("span_stage", 1, 5), "column span_stage, entry 1, is 5, expected 0 to 4"),
     "time runs backwards": (put("span_begin_ns", 1, 4), "column span_begin_ns, entry 1, is 4: before the span ahead"),
@@ -187,11 +187,15 @@ def test_a_meta_that_does_not_fit_is_refused(write, kind):
         Trace.load(write(meta=change))
 
 
-def test_a_dispatch_of_ones_own_may_leave_places_open(write):
-    own = to("options", {"stages": "my_moe"})
-    assert len(Trace.load(write(put("receive_row", 1, -1), own, values=False))) == 8
-    with pytest.raises(TraceError, match="column receive_row, entry 1, is -1"):  # values say where rows lay
-        Trace.load(write(put("receive_row", 1, -1), own))
+def test_a_dispatch_of_ones_own_leaves_all_places_open(write):
+    def leave_open(tensors):
+        tensors |= {name: torch.full_like(tensors[name], -1) for name in ("send_row", "receive_row")}
+
+    assert len(Trace.load(write(leave_open, values=False))) == 8
+    with pytest.raises(TraceError, match="column send_row, entry 0, is -1, expected 0 or more: values are recorded"):
+        Trace.load(write(leave_open))
+    with pytest.raises(TraceError, match="receive_row, entry 1, is -1, .* more: places of other routes are known"):
+        Trace.load(write(put("receive_row", 1, -1), values=False))
 
 
 def test_a_new_recording_takes_the_figures_of_an_earlier_one_away(tmp_path):
