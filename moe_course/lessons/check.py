@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moe_course.lessons.exercise import Exercise
-    from moe_course.lessons.verdict import Verdict
+    from moe_course.lessons.judging.verdict import Verdict
 
 
 class Check:
@@ -51,7 +51,7 @@ class Check:
 
 def verdict(name: str, fn: Callable) -> Verdict:
     """What `check.<name>(fn)` shows. Raises NoSuchExercise for a name that none has."""
-    from moe_course.lessons.judge import judge
+    from moe_course.lessons.judging.judge import judge
     from moe_course.lessons.keeping import kept_functions
 
     return judge(_exercise(name), fn, kept_functions())

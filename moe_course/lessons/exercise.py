@@ -28,7 +28,7 @@ How to write one (see `checks/nb00.py` for the smallest, complete one):
 
 `tests/wrong/nbNN.py` then lists wrong, lazy and right answers, see `tests/wrong/nb00.py`.
 
-To try one without a kernel: `from moe_course.lessons.judge import judge; print(judge(EXERCISE, fn))`.
+To try one without a kernel: `from moe_course.lessons.judging.judge import judge; print(judge(EXERCISE, fn))`.
 
 Built in: every notebook.
 """

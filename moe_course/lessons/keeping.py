@@ -16,8 +16,8 @@ from typing import Any
 from moe_course.errors import ConfigError
 from moe_course.lessons.exercise import Exercise
 from moe_course.lessons.folder import FOLDER_ENV, my_moe
-from moe_course.lessons.judge import judge
-from moe_course.lessons.rebuild import module_root, outside_names, source_of
+from moe_course.lessons.judging.judge import judge
+from moe_course.lessons.judging.rebuild import module_root, outside_names, source_of
 
 OLD = "old"
 _ALIASES = {"torch": "import torch", "F": "import torch.nn.functional as F", "math": "import math"}

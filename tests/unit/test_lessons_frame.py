@@ -11,7 +11,7 @@ import pytest
 from lesson_cases import GATHER, SCALE, cell, gather, scale
 
 from moe_course.lessons.exercise import Cost
-from moe_course.lessons.judge import judge
+from moe_course.lessons.judging.judge import judge
 
 
 def wrong_ids_on_rank_1(rows, ids, *, comm):

@@ -18,10 +18,10 @@ from moe_course.launch import RunResult
 from moe_course.lessons import check, report, run_live, use
 from moe_course.lessons.check import verdict
 from moe_course.lessons.checks import find
-from moe_course.lessons.compare import difference
-from moe_course.lessons.draw import as_picture, as_text
 from moe_course.lessons.exercise import Case, Exercise, Look
 from moe_course.lessons.folder import FOLDER_ENV, my_moe
+from moe_course.lessons.judging.compare import difference
+from moe_course.lessons.judging.draw import as_picture, as_text
 from moe_course.lessons.keeping import keep, kept_functions
 
 
@@ -108,7 +108,7 @@ def test_check_prints_its_verdict_and_reveal_the_package(capsys):
 
 def test_a_notebook_gets_the_table_as_a_picture_too(monkeypatch, capsys):
     shown = []
-    monkeypatch.setattr("moe_course.lessons.verdict._in_kernel", lambda: True)
+    monkeypatch.setattr("moe_course.lessons.judging.verdict._in_kernel", lambda: True)
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     check.combine_rows(cell("def f(a, b): return a"))
     check.combine_rows(cell("def f(a, b): return a + b"))

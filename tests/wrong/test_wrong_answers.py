@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from moe_course.lessons.checks import exercises, notebooks  # noqa: E402
-from moe_course.lessons.judge import judge  # noqa: E402
+from moe_course.lessons.judging.judge import judge  # noqa: E402
 
 FOLDER = Path(__file__).parent
 EXERCISES = {exercise.name: exercise for notebook in notebooks() for exercise in exercises(notebook)}

@@ -7,8 +7,8 @@ import importlib.util
 import sys
 from dataclasses import dataclass, field
 
-from moe_course.lessons.compare import Table
-from moe_course.lessons.draw import as_picture, as_text
+from moe_course.lessons.judging.compare import Table
+from moe_course.lessons.judging.draw import as_picture, as_text
 
 
 @dataclass(frozen=True)

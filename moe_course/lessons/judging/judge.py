@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from moe_course.lessons.compare import difference
 from moe_course.lessons.exercise import Case, Cost, Exercise
-from moe_course.lessons.limit import TooSlow, within
-from moe_course.lessons.rebuild import CannotRebuild, Rebuilt, rebuild
-from moe_course.lessons.trial import Trial, attempt
-from moe_course.lessons.verdict import Verdict
+from moe_course.lessons.judging.compare import difference
+from moe_course.lessons.judging.limit import TooSlow, within
+from moe_course.lessons.judging.rebuild import CannotRebuild, Rebuilt, rebuild
+from moe_course.lessons.judging.trial import Trial, attempt
+from moe_course.lessons.judging.verdict import Verdict
 
 #: Seeds of the cases that are shown, and of those with other numbers.
 SHOWN, HIDDEN = 1, 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_course.lessons.compare import Table
+from moe_course.lessons.judging.compare import Table
 
 
 def as_text(table: Table) -> list[str]:
