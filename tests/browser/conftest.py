@@ -28,7 +28,6 @@ def pytest_collection_modifyitems(items):
     here = [item for item in items if HERE in Path(item.path).parents]
     for item in here:
         item.add_marker(pytest.mark.browser)
-        item.add_marker(pytest.mark.xdist_group("browser"))
         if missing():
             item.add_marker(pytest.mark.skip(reason=missing()))
 
