@@ -47,9 +47,10 @@ notebooks: $(READY)  ## execute the notebooks again and store their outputs
 slides: $(READY)  ## build the decks of slides/: HTML in slides/build, PDF beside; needs npm and chromium
 	@$(PY) -m moe_course.lessons.slides $(ARGS)
 
+# Without the cache: what ruff remembers of a file does not notice that another file became a module of ours.
 lint: $(READY)  ## check style and format
-	@$(PY) -m ruff check .
-	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check --no-cache .
+	@$(PY) -m ruff format --check --no-cache .
 
 clean:  ## remove build leftovers and caches, keep the environment
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis notebooks/.ipynb_checkpoints

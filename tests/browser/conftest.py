@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from prompts import NEW_TOKENS, PROMPTS
 
 REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-CURE = "`apt install chromium fonts-dejavu-core` and `make setup` bring both"
-#: What closes a script, opens an element and asks for a file, if anybody takes it for markup.
-HOSTILE = "</script><img src=x onerror=alert(1)>"
-PROMPTS = ("for i in range(", HOSTILE, "if not isinstance(", "raise TypeError(")
-NEW_TOKENS = 16  # each: 64 together
+CURE = "`make setup` brings playwright, `apt install chromium fonts-dejavu-core` the browser"
 
 
 def missing() -> str | None:

@@ -6,8 +6,8 @@ import os
 
 import checks
 import pytest
-from conftest import HOSTILE, NEW_TOKENS, PROMPTS
 from desk import frames
+from prompts import HOSTILE, NEW_TOKENS, PROMPTS
 
 from moe_course import cli
 from moe_course.viz.page import as_data
