@@ -112,7 +112,11 @@ def make_placement(
     reason: str = "as asked",
     ranks_per_node: int | tuple[int, ...] = 0,
 ) -> Placement:
-    """The catalogue built from the maps of all ranks, without any fallback."""
+    """The catalogue built from the maps of all ranks, without any fallback.
+
+    Raises ConfigError for an unknown strategy, or when a rank would get no expert.
+    """
+    _check(ep_size, 0, num_experts, strategy)
     owner = torch.zeros(num_experts, dtype=torch.int32)
     local = torch.arange(num_experts, dtype=torch.int32)
     for rank in range(ep_size):

@@ -7,7 +7,6 @@ and only the tensors this rank owns are read. Nothing may stay uninitialised. Bu
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
 from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import Placement
+from moe_course.glm.architecture import ARCHITECTURES, model_class
 from moe_course.glm.checkpoint import LoadReport, Reader, check_index, expert_shapes, read_index
 from moe_course.layer import MoELayer
 from moe_course.modes import Mode, make_mode
@@ -37,8 +37,6 @@ READ_BY_BOTH = (
     "routed_scaling_factor",
     "n_shared_experts",
 )
-ARCHITECTURES = ("GlmMoeDsaForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
-_IMPORTING = threading.Lock()  # transformers reads a model's module at first use; ranks that are threads take turns
 
 
 class SparseBlock(nn.Module):
@@ -149,15 +147,12 @@ def check_supported(config: MoEConfig, folder: Path) -> None:
 
 
 def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
-    with _IMPORTING:
-        import transformers
-
-        model_class = getattr(transformers, config.architecture)
+    of_transformers = model_class(config.architecture)
     raw = json.loads((folder / "config.json").read_text())
     try:
-        hf_config = model_class.config_class.from_dict(raw)
+        hf_config = of_transformers.config_class.from_dict(raw)
         with torch.device("meta"):
-            shell = model_class(hf_config)
+            shell = of_transformers(hf_config)
     except Exception as error:  # whatever transformers makes of a config it cannot use
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from moe_course.errors import ConfigError
+from moe_course.lessons.short_errors import shorten_errors
 from moe_course.options import TINY
 
 READY = "ready: torch, transformers, the tiny model, 2 or more processes"
@@ -27,11 +28,12 @@ class NotReady(ConfigError):
 
 
 def start() -> None:
-    """Print one line when this environment can run the course.
+    """Print one line when this environment can run the course; from here on its errors are shown short.
 
     Raises:
         NotReady: one line for each missing part, with its cure.
     """
+    shorten_errors()
     problems = [*missing_packages(), *missing_model_files(), *missing_processes()]
     if problems:
         raise NotReady("\n".join(f"not ready: {problem}" for problem in problems))

@@ -119,7 +119,15 @@ def test_linear_is_contiguous_and_round_robin_is_a_modulus(size):
     assert make_placement(ranks, experts, "round_robin").owner.tolist() == [e % ranks for e in range(experts)]
 
 
-@pytest.mark.parametrize("make", [determine_expert_map, None], ids=["map", "placement"])
+def _map(ep_size, num_experts, strategy):
+    determine_expert_map(ep_size, 0, num_experts, strategy)
+
+
+def _resolved(ep_size, num_experts, strategy):
+    resolve_placement(strategy, ep_size=ep_size, num_experts=num_experts)
+
+
+@pytest.mark.parametrize("make", [_map, make_placement, _resolved])
 @pytest.mark.parametrize(
     ("ep_size", "num_experts", "strategy", "words"),
     [
@@ -131,10 +139,7 @@ def test_linear_is_contiguous_and_round_robin_is_a_modulus(size):
 )
 def test_impossible_maps_are_refused(make, ep_size, num_experts, strategy, words):
     with pytest.raises(ConfigError, match=words):
-        if make:
-            make(ep_size, 0, num_experts, strategy)
-        else:
-            resolve_placement(strategy, ep_size=ep_size, num_experts=num_experts)
+        make(ep_size, num_experts, strategy)
 
 
 @pytest.mark.parametrize("rank", [-1, 4])
