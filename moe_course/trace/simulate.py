@@ -51,6 +51,7 @@ def run_here(options: RunOptions, timeout: float = 60) -> Trace:
     with tempfile.TemporaryDirectory(prefix="moe-course-here-") as folder, _alone():
         here = {"trace": Path(folder) / "trace", "transport": "auto", "static_shapes": False, "device": "cpu"}
         job = prepare(replace(options, **here))
+
         def body(comm):
             # the guard's questions are asked between processes; threads of one share all answers
             return take_part(job, comm, Guard(False, comm.rank), lambda *event, **fields: None)
