@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moe_course.exit_code import first_cause, judge
 from moe_course.nodes import ONE_NODE, Nodes, gloo_environment, torchrun_command
 
 EVENT_MARK = "@@"  # starts an event on stdout; what stands before it on its line was printed without an end of line
@@ -146,8 +146,8 @@ def launch(
                 stop(process, _pids(events))
         reader.join(2)
         result = json.loads(result_file.read_text()) if result_file.exists() else None
-    code, error = _verdict(returncode, late.is_set(), timeout, events, output, nodes)
-    cause = _cause(events)
+    code, error = judge(returncode, late.is_set(), timeout, events, output, nodes)
+    cause = first_cause(events)
     graph = cause.get("graph", []) if cause else []
     return RunResult(code, error, result, events, output, time.monotonic() - began, graph)
 
@@ -228,42 +228,3 @@ def _children(parent: int) -> list[int]:
 def _kill_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _verdict(
-    returncode: int, late: bool, timeout: float, events: list[dict], output: list[str], nodes: Nodes = ONE_NODE
-) -> tuple[int, str | None]:
-    """Exit code and one line: a killed rank first (the others only lost it), then the first error reported."""
-    if late and nodes.nnodes > 1 and not events:
-        return 5, f"error: no rank has started after {timeout:g} s, this is node {nodes.alone()}"
-    if late:
-        return 5, f"error: not finished after {timeout:g} s, all ranks were ended; --time-limit sets the limit"
-    if returncode == 0:
-        return 0, None
-    first, killed = _cause(events), _killed_rank("".join(output))
-    if killed is not None and (first is None or first["kind"] == "RankLost"):
-        return 5, "error: rank {}: killed by {}, by somebody or for want of memory; all were ended".format(*killed)
-    if first is not None:
-        return first["exit_code"], f"error: rank {first['rank']}: {first['message']}"
-    if nodes.nnodes > 1 and re.search("EADDRINUSE|ddress already in use", "".join(output)):
-        return 5, (
-            f"error: port {nodes.master_port} of this node is taken by another program, "
-            "perhaps by another run; name a free one with --master-port, the same on every node"
-        )
-    lines = [line.strip() for line in output if line.strip()]
-    return returncode or 1, f"error: torchrun ended with {returncode}: {lines[-1] if lines else 'no output'}"
-
-
-def _cause(events: list[dict]) -> dict | None:
-    """The first error of a rank's own; who only lost a rank comes last."""
-    errors = [event for event in events if event["event"] == "error"]
-    return min(errors, key=lambda event: event["kind"] == "RankLost", default=None)
-
-
-def _killed_rank(text: str) -> tuple[int, str] | None:
-    """(rank, signal) of the root cause in torchrun's report, if that was a signal nobody here sent."""
-    report = text.rpartition("Root Cause")[2]
-    rank, code = re.search(r"rank\s*:\s*(\d+)", report), re.search(r"exitcode\s*:\s*-(\d+)", report)
-    if rank is None or code is None or int(code[1]) == signal.SIGTERM:  # that one comes from here, or from torchrun
-        return None
-    return int(rank[1]), signal.Signals(int(code[1])).name

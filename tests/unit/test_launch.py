@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moe_course.errors import ConfigError
-from moe_course.launch import EVENT_MARK, EVENTS_ENV, _killed_rank, _verdict, launch
+from moe_course.exit_code import judge, killed_rank
+from moe_course.launch import EVENT_MARK, EVENTS_ENV, launch
 from moe_course.nodes import Nodes, gloo_environment, slurm_nodes, torchrun_command
 
 REPORT = """
@@ -35,8 +36,8 @@ def error(rank, kind="ExchangeMismatch", code=4):
 
 def test_a_killed_rank_is_the_cause_whatever_the_others_say():
     lost = [error(0, "RankLost", 5), error(1, "RankLost", 5)]
-    assert _killed_rank(REPORT.format(code=-9)) == (2, "SIGKILL")
-    assert _verdict(1, False, 9, lost, [REPORT.format(code=-9)]) == (
+    assert killed_rank(REPORT.format(code=-9)) == (2, "SIGKILL")
+    assert judge(1, False, 9, lost, [REPORT.format(code=-9)]) == (
         5,
         "error: rank 2: killed by SIGKILL, by somebody or for want of memory; all were ended",
     )
@@ -44,13 +45,13 @@ def test_a_killed_rank_is_the_cause_whatever_the_others_say():
 
 def test_an_error_of_a_ranks_own_comes_before_those_who_lost_it():
     events = [error(0, "RankLost", 5), error(2, "CheckpointError", 2)]
-    assert _killed_rank(REPORT.format(code=2)) is None
-    assert _verdict(1, False, 9, events, [REPORT.format(code=2)]) == (2, "error: rank 2: about 2")
+    assert killed_rank(REPORT.format(code=2)) is None
+    assert judge(1, False, 9, events, [REPORT.format(code=2)]) == (2, "error: rank 2: about 2")
 
 
 @pytest.mark.parametrize(("late", "code", "expected"), [(True, 1, 5), (False, 0, 0), (False, 7, 7)])
 def test_time_limit_success_and_unknown_failures(late, code, expected):
-    returncode, line = _verdict(code, late, 9, [], ["last words\n"])
+    returncode, line = judge(code, late, 9, [], ["last words\n"])
     assert returncode == expected and (line is None) == (expected == 0)
     if expected == 7:
         assert "last words" in line
@@ -84,9 +85,9 @@ def test_an_interrupt_in_a_callback_ends_the_ranks(tmp_path):
 
 
 def test_a_node_that_waited_in_vain_says_for_whom():
-    returncode, line = _verdict(1, True, 9, [], [], Nodes(2, 1, "gpu1", 4000))
+    returncode, line = judge(1, True, 9, [], [], Nodes(2, 1, "gpu1", 4000))
     assert returncode == 5 and "node 1 of 2" in line and "gpu1:4000" in line and "\n" not in line
-    assert "not finished after 9 s" in _verdict(1, True, 9, [{"event": "start"}], [], Nodes(2, 1, "gpu1"))[1]
+    assert "not finished after 9 s" in judge(1, True, 9, [{"event": "start"}], [], Nodes(2, 1, "gpu1"))[1]
 
 
 @pytest.mark.parametrize(
