@@ -10,7 +10,8 @@ import typer
 from moe_course.errors import MoECourseError
 from moe_course.launch_run import launch_run, write_failure
 from moe_course.nodes import Nodes, slurm_nodes
-from moe_course.options import DEFAULT_PROMPTS, TINY, RunOptions, read_prompts, started_by_torchrun
+from moe_course.options import TINY, RunOptions, started_by_torchrun
+from moe_course.prompts import DEFAULT_PROMPTS, read_prompts
 from moe_course.run_flags import (
     BackendFlag,
     CombineDtypeFlag,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from moe_course.errors import MoECourseError
 from moe_course.launch import emit, launch
-from moe_course.options import DEFAULT_PROMPTS, RunOptions
+from moe_course.options import RunOptions
+from moe_course.prompts import DEFAULT_PROMPTS
 from moe_course.rank_program import run_rank
 
 

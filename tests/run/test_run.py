@@ -14,7 +14,8 @@ from moe_course.backends.traffic import RowBytes
 from moe_course.combine import sum_contributions
 from moe_course.config import MoEConfig
 from moe_course.expert_map import make_placement
-from moe_course.options import DEFAULT_PROMPTS, TINY
+from moe_course.options import TINY
+from moe_course.prompts import DEFAULT_PROMPTS
 from moe_course.trace import Trace
 
 PROMPTS = ["def add(a, b):\n    return", "", "Größe → 漢字 🙂", "x" * 200 + "\n", "import os\n"]

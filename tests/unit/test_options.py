@@ -10,7 +10,8 @@ import pytest
 
 from moe_course.config import MoEConfig
 from moe_course.errors import ConfigError
-from moe_course.options import DEFAULT_RANKS, TINY, RunOptions, read_prompts, visible_gpus
+from moe_course.options import DEFAULT_RANKS, TINY, RunOptions, visible_gpus
+from moe_course.prompts import read_prompts
 from moe_course.tokenizer import ByteTokenizer, load_tokenizer
 
 
