@@ -23,8 +23,9 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
     """Check the options, start this node's ranks, show what they do. Returns the exit code."""
     from rich.console import Console
 
-    from moe_course.console import RunDisplay, print_result
+    from moe_course.console import print_result
     from moe_course.launch import launch
+    from moe_course.progress import RunDisplay
     from moe_course.tokenizer import load_tokenizer
 
     config = MoEConfig.from_pretrained(options.model)

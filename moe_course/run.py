@@ -100,7 +100,7 @@ def _reporter(job, rank: int) -> Callable[..., None]:
         return lambda event, **fields: None
     from rich.console import Console
 
-    from moe_course.console import RunDisplay
+    from moe_course.progress import RunDisplay
 
     display = RunDisplay(Console(), job.options.prompts, job.tokenizer, 1, job.options.max_new_tokens)
     return lambda event, **fields: display.on_event({"event": event, "rank": rank} | fields)
