@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from moe_course.comm.ledger import Ledger
 from moe_course.comm.shared import Shared, Waiting
-from moe_course.guard.watchdog import Status, Watchdog, culprit, place
+from moe_course.guard.wait_graph import Status, culprit
+from moe_course.guard.watchdog import Watchdog, place
 
 
 def waiting(rank: int, what: str, *peers: int) -> Status:
