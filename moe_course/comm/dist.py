@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from moe_course.comm.base import Comm, Entry
+from moe_course.comm.named_errors import NamedErrors
 from moe_course.comm.packing import cut, join
 from moe_course.comm.shared import Waiting
 from moe_course.comm.wire import LostPeer, Wire
-from moe_course.errors import BackendUnavailable, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch, RankLost
+from moe_course.errors import BackendUnavailable, ConfigError, ExchangeTimeout, MoECourseError, PlanMismatch
 
 
 class DistComm(Comm):
@@ -136,8 +137,8 @@ class DistComm(Comm):
         except MoECourseError as named:
             return named
 
-    def _errors(self, peer: int | None) -> _NamedErrors:
-        return _NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout, self.shared.watchdog)
+    def _errors(self, peer: int | None) -> NamedErrors:
+        return NamedErrors(self._what, peer, self._ranks, dist.get_rank(), self._timeout, self.shared.watchdog)
 
     def _subgroup(self, groups: list[list[int]], mine: list[int]) -> DistComm:
         if self.world_size < dist.get_world_size():
@@ -161,36 +162,6 @@ class DistComm(Comm):
             dist.gather_object(item, items, dst=self._ranks[0], group=self._world.objects)
         self._done()
         return items
-
-
-class _NamedErrors:
-    """Turns gloo's and NCCL's RuntimeErrors, which name an address at best, into errors that name the rank."""
-
-    def __init__(self, what: str, peer: int | None, ranks: list[int], me: int, timeout: float, watchdog):
-        self.what, self.peer, self.ranks, self.me, self.timeout = what, peer, ranks, me, timeout
-        self.watchdog = watchdog
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind, error, traceback) -> bool:
-        if not isinstance(error, RuntimeError | LostPeer):
-            return False
-        if self.peer is None and isinstance(error, LostPeer):
-            self.peer = self.ranks[error.peer]
-        who = (
-            f"rank {self.peer}" if self.peer is not None else f"one of ranks {[r for r in self.ranks if r != self.me]}"
-        )
-        if "imed out" in str(error) or getattr(error, "late", False):
-            cause, graph = self.watchdog.explain() if self.watchdog else ("", [])
-            cause = cause or "every rank must make every call, also with zero rows"
-            late = ExchangeTimeout(f"{self.what}: after {self.timeout:g} s still waiting for {who}; {cause}")
-            for line in graph:
-                late.add_note(line)
-            raise late from error
-        first_line = (str(error).splitlines() or ["no message"])[0]
-        known = self.watchdog.gone(self.peer) if self.watchdog else ""
-        raise RankLost(f"{self.what}: lost {who}: {known or first_line[:160]}") from error
 
 
 @dataclass
@@ -258,7 +229,7 @@ def init(plan, device: str = "auto", timeout: float = 60, store=None) -> DistCom
         raise PlanMismatch(f"torchrun started {world_size} ranks, the plan has {plan.world_size}")
     backend, limit = ("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"), timedelta(seconds=timeout)
     ranks = list(range(world_size))
-    with _NamedErrors("joining the group of all ranks", None, ranks, rank, timeout, None):
+    with NamedErrors("joining the group of all ranks", None, ranks, rank, timeout, None):
         store = store or join_store(timeout)[0]
         dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         world = _World(store, dist.new_group(ranks, timeout=limit, backend="gloo"), timeout)

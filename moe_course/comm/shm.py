@@ -28,8 +28,9 @@ import torch
 from moe_course.comm import semaphores
 from moe_course.comm.base import Comm
 from moe_course.comm.control import CONTROL, DATA, HEADER, WINDOW, control_blocks
-from moe_course.comm.dist import DistComm, _NamedErrors
+from moe_course.comm.dist import DistComm
 from moe_course.comm.mesh import Mesh
+from moe_course.comm.named_errors import NamedErrors
 from moe_course.comm.parts import copies, places, put, views, widths_of
 from moe_course.comm.segments import Segments
 from moe_course.comm.shared_memory import GROUPS, Memory
@@ -242,7 +243,7 @@ class ShmComm(Comm):
             semaphores.wait(address, rank, deadline, self._spin_s, lambda: self._mesh.gone(rank))
         except LostPeer as lost:
             me, dog = self.world_rank, self.shared.watchdog
-            with _NamedErrors(self._what, rank, self.members, me, self._timeout, dog):
+            with NamedErrors(self._what, rank, self.members, me, self._timeout, dog):
                 raise lost
 
     def _leave(self, error: BaseException) -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moe_course.comm.dist import DistComm, _NamedErrors
+from moe_course.comm.dist import DistComm
 from moe_course.comm.mesh import Mesh
+from moe_course.comm.named_errors import NamedErrors
 from moe_course.comm.wire import LostPeer
 from moe_course.errors import BackendUnavailable, MoECourseError
 
@@ -46,7 +47,7 @@ class Questions:
         for peer in range(self.size):
             key = f"{self.prefix}/{name}/{peer}"
             dog = self.world.shared.watchdog
-            with _NamedErrors(what, peer, self.world.members, self.rank, self.timeout, dog):
+            with NamedErrors(what, peer, self.world.members, self.rank, self.timeout, dog):
                 try:
                     self.store.wait([key], timedelta(seconds=self.timeout))
                 except RuntimeError as error:
