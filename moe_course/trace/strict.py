@@ -9,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 
 from moe_course.errors import MoECourseError, TraceError
 from moe_course.expert_map import Placement, make_placement
-from moe_course.trace.schema import COLUMNS, OUTPUTS, SPANS, STAGES, VALUES, dtype_of
+from moe_course.trace.schema import COLUMNS, OUTPUTS, SPANS, VALUES, dtype_of
+from moe_course.trace.strict_passes import check_passes
 
 
 def file_of(rank: int) -> str:
@@ -54,7 +55,7 @@ def read_rank(folder: Path, rank: int, meta: dict, placement: Placement) -> dict
     _check_ranges(path, rank, tensors, meta, placement)
     _check_tokens(path, tensors, meta)
     _check_places(path, tensors, meta)
-    _check_spans(path, tensors)
+    check_passes(path, tensors)
     return tensors
 
 
@@ -152,18 +153,3 @@ def _check_places(path: Path, columns: dict[str, torch.Tensor], meta: dict) -> N
         for at in (column < 0).nonzero()[:1].flatten().tolist():
             known = "values are recorded" if meta["values"] else "places of other routes are known"
             raise TraceError(f"{path}: column {name}, entry {at}, is {int(column[at])}, expected 0 or more: {known}")
-
-
-def _check_spans(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    begin, end, stage = (tensors[f"span_{name}"] for name in ("begin_ns", "end_ns", "stage"))
-    bad = ((stage < 0) | (stage >= len(STAGES))).nonzero()
-    if len(bad):
-        at = int(bad[0])
-        raise TraceError(f"{path}: column span_stage, entry {at}, is {int(stage[at])}, expected 0 to {len(STAGES) - 1}")
-    bad = ((begin > end) | (begin < torch.cat([begin[:1], end[:-1]]))).nonzero()
-    if len(bad):
-        at = int(bad[0])
-        raise TraceError(
-            f"{path}: column span_begin_ns, entry {at}, is {int(begin[at])}: before the span ahead of it ended, or "
-            f"after its own end {int(end[at])}"
-        )

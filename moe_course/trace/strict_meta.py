@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from moe_course.backends.capabilities import SHAPES
+from moe_course.backends.capabilities import SHAPES, shape_of
 from moe_course.errors import TraceError
 from moe_course.trace.schema import ALLOWED, LEAST, META, MOST, NESTED, SCHEMA
 
@@ -34,6 +34,9 @@ def check_meta(meta: object, folder: Path) -> dict:
         value, most = _look_up(meta, name), MOST.get(name)
         if value < least or (most is not None and value > most):
             _refuse(file, name, value, f"{least} or more" if most is None else f"{least} to {most}")
+    if (runs := shape_of(meta["backend"])) != meta["shape"]:
+        known = f"it runs as {runs!r}" if runs in SHAPES else "no backend has that name"
+        raise TraceError(f"{file}: field backend is {meta['backend']!r} and shape is {meta['shape']!r}: {known}")
     if meta["reduce_in_node"] and meta["shape"] != "two_hop":
         raise TraceError(f"{file}: field reduce_in_node is True and shape is {meta['shape']!r}, expected 'two_hop'")
     _check_texts(file, meta)

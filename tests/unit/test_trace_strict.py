@@ -28,7 +28,9 @@ def columns_of(rank: int) -> dict[str, torch.Tensor]:
 def tensors_of(rank: int, values: bool) -> dict[str, torch.Tensor]:
     found = rank_tensors(rank, RANKS, E, columns_of(rank))
     found |= {"span_begin_ns": torch.tensor([1, 5]), "span_end_ns": torch.tensor([5, 9])}
-    found |= {f"span_{name}": torch.zeros(2).long() for name in ("step", "layer", "stage")}
+    found |= {f"span_{name}": torch.zeros(2).long() for name in ("step", "stage")} | {
+        "span_layer": torch.ones(2).long()
+    }
     if values:
         found |= {"contribution": torch.rand(4, 16), "output": torch.rand(2, 16), "output_row": torch.arange(2)}
         found |= {"output_step": torch.zeros(2).long(), "output_layer": torch.ones(2).long()}
@@ -97,11 +99,20 @@ DAMAGE = {
     "prompt that was not given": (put("prompt", 0, 1), "column prompt, entry 0, is 1, expected 0 to 0"),
     "position behind the text": (put("position", 0, 65), "column position, entry 0, is 65, expected 0 to 64"),
     "position behind its own text": (put("position", 0, 65), "column position, entry 0, is 65"),
-    "another token": (put("token_id", 2, 7), "column token_id, entry 2, is 7; position 0 of prompt 0 is token 0"),
+    "another token": (put("token_id", 2, 7), "column token_id, entry 2, is 7; position 1 of prompt 0 is token 1"),
     "a place nobody said": (put("receive_row", 1, -1), "column receive_row, entry 1, is -1, expected 0 or more: val"),
     "no place to leave from": (put("send_row", 3, -1), "column send_row, entry 3, is -1, expected 0 or more"),
     "stage": (put("span_stage", 1, 5), "column span_stage, entry 1, is 5, expected 0 to 4"),
     "time runs backwards": (put("span_begin_ns", 1, 4), "column span_begin_ns, entry 1, is 4: before the span ahead"),
+    "a pass left out": (put("span_step", 1, 2), "column span_step, entry 1, is 2, expected 0 or 1: passes come one"),
+    "first pass left out": (put("span_step", slice(0, 2), 1), "column span_step, entry 0, is 1, expected 0$"),
+    "a layer that was not entered": (put("layer", 3, 9), "entry 3, are 0 and 9: the rank has no span there; it"),
+    "a pass that was not made": (put("step", 3, 1), r"entry 3, are 1 and 1: .* layers \[1\] in 1 passes"),
+    "a stage without a layer": (put("span_layer", 0, -1), "column span_layer, entry 0, is -1 in stage 'route', exp"),
+    "a row of two tokens": (lambda t: (put("position", 3, 2)(t), put("token_id", 3, 2)(t)),
+                            r"columns prompt and position of row 1 of step 0 are \(0, 1\) and \(0, 2\); a row is one"),
+    "a token in two rows": (lambda t: (put("position", slice(2, 4), 0)(t), put("token_id", slice(2, 4), 0)(t)),
+                            "column row has 2 rows of step 0 for position 0 of prompt 0, expected 1"),
     "ends before it begins": (put("span_end_ns", 1, 4), "entry 1, is 5: .* after its own end 4"),
 }  # fmt: skip
 
@@ -138,6 +149,8 @@ def within(outer, name, value):
 
 
 META = {
+    "no such backend": (to("backend", "pigeons"), "field backend is 'pigeons' and shape is 'all_to_all': no backend"),
+    "backend of another shape": (to("backend", "deepep_v2"), "shape is 'all_to_all': it runs as 'two_hop'"),
     "another schema": (to("schema", "moe_course.trace/2"), "schema is 'moe_course.trace/2', this version reads 'moe_c"),
     "missing field": (lambda meta: meta.pop("backend"), "field backend is missing"),
     "unknown field": (to("surplus", 1), "field surplus is not known"),

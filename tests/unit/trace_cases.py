@@ -40,12 +40,24 @@ def write_meta(folder: Path, meta: dict, routes: list[int], values: bool = False
 
 
 def rank_tensors(rank: int, ranks: int, experts: int, columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A rank's file with these columns, `expert` among them; owners follow from the plan, the rest is 0."""
+    """A rank's file with these columns, `expert` among them; owners follow from the plan, the rest is 0.
+
+    Row i is token i at position i of the prompt of `meta_of`, unless `columns` says otherwise.
+    """
     placement, n = make_placement(ranks, experts), len(columns["expert"])
     found = {name: torch.zeros(n, dtype=dtype_of(name)) for name in COLUMNS} | {"source_rank": torch.full((n,), rank)}
     found["owner_rank"] = placement.owner[columns["expert"]].long()
     found["local_expert"] = placement.local[columns["expert"]].long()
-    return {name: torch.empty(0, dtype=torch.int64) for name in SPANS} | found | columns
+    row = columns.get("row", found["row"])
+    found |= {"position": row.clone(), "token_id": row.clone()}
+    return spans_of(found | columns) | found | columns
+
+
+def spans_of(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One span of stage "route" for each pass through a layer that has routes, each as long as a nanosecond."""
+    places = torch.stack([columns["step"], columns["layer"]], dim=1).unique(dim=0)  # [passes x layers, 2], in order
+    now = torch.arange(len(places))
+    return dict(zip(SPANS, (*places.T.contiguous(), torch.zeros_like(now), now, now + 1), strict=True))
 
 
 def write_file(folder: Path, rank: int, tensors: dict[str, torch.Tensor]) -> None:

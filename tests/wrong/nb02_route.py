@@ -183,6 +183,7 @@ WRONG_ROUTE = [
         "choice.gather(1, ids) - (0 if bias is None else bias[ids])\n",
         "weights: score + bias - bias has lost the digits of a small score",
     ),
+    wrong_route("fill_of_minus_1000", 'float("-inf")', "-1e3", "is not below every kept score; fill with -inf"),
     wrong_route("fill_of_minus_1", 'float("-inf")', "-1.0", "is not below every kept score; fill with -inf"),
     wrong_route("bias_in_bf16", "scores + bias", "scores + bias.bfloat16()", "scores: the bias stays in fp32"),
     wrong_route("epsilon_of_1e_9", "1e-20", "1e-9", "sum: the epsilon is 1e-20"),

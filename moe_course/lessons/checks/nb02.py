@@ -209,7 +209,7 @@ def route_cases(seed: int) -> list[Case]:
         route_case("bf16 rows", clear_rows(2, 8, g, b8), 3, b8, g, dtype=torch.bfloat16),
         fine_case(g),
         route_case("a bias finer than bf16", torch.zeros(1, 4), 1, fine, g),
-        route_case("2 groups, 1 kept, every choice score below -1", torch.zeros(1, 4), 2, below - 2, g, 2, 1),
+        route_case("2 groups, 1 kept, every choice score below -4,000", torch.zeros(1, 4), 2, below - 4e3, g, 2, 1),
         route_case("softmax scores, 4 groups, 2 kept", mixed(NARROW, g), 3, None, g, 4, 2, scoring_func="softmax"),
         route_case("equal logits, equal bias, 4 groups, 2 kept", torch.zeros(2, 16), 3, torch.ones(16), g, 4, 2),
         route_case("every score underflows to 0", torch.full((1, 6), -120.0), 2, lift, g),
