@@ -56,7 +56,7 @@ def test_held_out_loss_and_load_are_those_of_the_card():
     The card names the command that takes all of them; it needs minutes.
     """
     from moe_course.glm.corpus import held_out_bytes
-    from moe_course.glm.train_tiny import evaluate
+    from moe_course.glm.train_card import evaluate
 
     before = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)  # minutes on one thread

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import GlmMoeDsaForCausalLM
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from moe_course.glm import corpus, train_tiny
-from moe_course.glm.export import per_expert_tensors
+from moe_course.glm.export import per_expert_tensors, save_checkpoint
+from moe_course.glm.train_balance import LoadBalancer
+from moe_course.glm.train_model import build_model, grouped_mm_training
 
 
 @pytest.fixture(scope="module")
 def model():
-    return train_tiny.build_model(seed=1)
+    return build_model(seed=1)
 
 
 def test_fast_experts_have_hugging_faces_output_and_gradients(model):
     experts = model.model.layers[1].mlp.experts
     results = []
-    for forward in (train_tiny.grouped_mm_training, grouped_mm_experts_forward):
+    for forward in (grouped_mm_training, grouped_mm_experts_forward):
         torch.manual_seed(0)
         rows = torch.randn(50, 128, requires_grad=True)
         weights = torch.rand(50, 8, requires_grad=True)
@@ -33,15 +36,15 @@ def test_fast_experts_have_hugging_faces_output_and_gradients(model):
 
 def test_fast_attention_and_sleeping_indexer_change_nothing(model, tmp_path):
     """Up to 512 positions the stored model gives the logits the trained one had."""
-    train_tiny.save_checkpoint(model, tmp_path, torch.float32)
-    stored = train_tiny.GlmMoeDsaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    save_checkpoint(model, tmp_path, torch.float32)
+    stored = GlmMoeDsaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokens = torch.randint(0, 256, (2, 512), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.allclose(model(tokens).logits, stored(tokens).logits, atol=1e-4)
 
 
 def test_the_bias_moves_against_the_load(model):
-    balancer = train_tiny.LoadBalancer(model, first=0.1, last=0.01)
+    balancer = LoadBalancer(model, first=0.1, last=0.01)
     gate = model.model.layers[1].mlp.gate
     before = gate.e_score_correction_bias.clone()
     balancer.loads[0] += torch.arange(256.0)
