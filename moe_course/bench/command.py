@@ -77,7 +77,7 @@ def headers(
 
 @bench.command()
 def trace(
-    rounds: Annotated[int, typer.Option(min=1, help="Blocks of steps for each way.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of steps for each way; 8 take a minute.")] = 8,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """What a trace adds to a step: a prefill of 512 rows a rank, and a decode of one; 2 and 4 ranks."""

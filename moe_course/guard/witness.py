@@ -164,7 +164,7 @@ class Witness:
             if line:
                 error.add_note(f"in your {name} ({path}, line {line})")
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # also one that ends the program; Ctrl-C comes from outside, and ends all ranks
             line = line_in(error, path)
             where = f"{path}, line {line}" if line else str(path)
             also = NO_MAP if name == "experts" and given[3] is None else ""

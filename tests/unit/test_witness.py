@@ -156,11 +156,16 @@ def test_an_error_keeps_the_line_and_one_of_the_package_its_kind(tmp_path):
         run(tmp_path / "b", {"dispatch": odd})
     says = f"your dispatch ({tmp_path / 'b' / 'dispatch.py'}, line 8) does not make the same exchanges on all ranks: "
     assert says in str(caught.value)
-    leaves = GATHERED.replace("    gathered", "    if comm.rank == 1:\n        raise SystemExit(3)\n    gathered", 1)
-    with pytest.raises(
-        StageFailed, match=r"dispatch\.py, line 7\) raised SystemExit: it ends the program \(sys\.exit\(3"
-    ):
-        run(tmp_path / "c", {"dispatch": leaves})
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("SystemExit(3)", r"SystemExit: it ends the program \(sys\.exit\(3"), ("KeyboardInterrupt", "Keyb")],
+)
+def test_a_stage_that_ends_the_program_is_named(tmp_path, what, words):
+    leaves = GATHERED.replace("    gathered", f"    if comm.rank == 1:\n        raise {what}\n    gathered", 1)
+    with pytest.raises(StageFailed, match=rf"dispatch\.py, line 7\) raised {words}"):
+        run(tmp_path / "my", {"dispatch": leaves})
 
 
 #: A rank without rows does not take part: others wait in this exchange, it goes on to the next one.
