@@ -18,16 +18,24 @@ function h(tag, properties = {}, ...children) {
   return element;
 }
 
+// A colour as #rrggbb: JupyterLab says "white".
+function inDigits(colour) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.fillStyle = colour;
+  return pen.fillStyle;
+}
+
 // The colours of the page around the picture. JupyterLab, our own pages and slides each say them in their way.
 function theme(root) {
   const style = getComputedStyle(root);
   const read = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
   return {
-    background: read("--mc-background", "#ffffff"),
+    background: inDigits(read("--mc-background", "#ffffff")),
     text: read("--mc-text", "#1b1b1b"),
     muted: read("--mc-muted", "#5c5c5c"),
     line: read("--mc-line", "#c9c9c9"),
     panel: read("--mc-panel", "#f3f3f3"),
+    lane: read("--mc-lane", "#f3f3f3"),
     accent: read("--mc-accent", "#1845fb"),
   };
 }

@@ -69,11 +69,19 @@ def flow_data(trace: Trace, steps: Iterable[int] | None = None, layers: Iterable
         "capacity": meta["capacity"] if meta["shape"] == "low_latency" else None,
         "reduce_in_node": meta["reduce_in_node"],
         "reduce": meta["plan"].get("reduce_group") is not None,
+        "after": _after(meta["plan"]),
         "row_bytes": sizes["dispatch"],
         "partial_bytes": sizes["contribution" if raw else "partial"],
         "prompts": texts.prompts(columns),
         "passes": passes,
     }
+
+
+def _after(plan: dict) -> str | None:
+    """What ranks that split or share a text's rows move beside dispatch and combine: finished rows, or sums."""
+    if plan.get("split_group"):
+        return "gather"
+    return "sum" if plan.get("reduce_group") and plan.get("dispatch_group", "ep") else None
 
 
 def _passes(columns: dict[str, torch.Tensor], keep: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:

@@ -60,6 +60,7 @@ function mount(root, data, opts = {}) {
     const { g } = scene;
     stage.style.height = `${g.height}px`;
     drawStill(crisp(below, g.width, g.height), scene);
+    ui.scale.style.background = `linear-gradient(90deg,${scaleOn(scene.colours.background).join(",")})`;
     crisp(above, g.width, g.height);
     const stride = Math.max(...scene.groups.map((part) => part.stride));
     ui.dots.textContent = stride > 1 ? `one dot stands for up to ${stride} rows; all are counted` : "";
@@ -196,33 +197,19 @@ function mount(root, data, opts = {}) {
   }
 
   function key(event) {
-    if (["SELECT", "INPUT"].includes(event.target.tagName)) return event.stopPropagation();
-    if (event.target.tagName === "BUTTON" && [" ", "Enter"].includes(event.key)) return event.stopPropagation();
     const order = model.tokens.length;
     const move = (by) => set({ token: state.token === null ? 0 : (state.token + by + order) % order });
-    const keys = { " ": toggle, ArrowRight: () => stepTo(1), ArrowLeft: () => stepTo(-1), Home: () => stepTo(-9), End: () => stepTo(9),
-      ArrowDown: () => move(1), ArrowUp: () => move(-1), Escape: () => set({ token: null }) };
-    if (!(event.key in keys) || (event.target.classList.contains("mc-scroll") && event.key !== " ")) return;
-    event.preventDefault();
-    event.stopPropagation();
-    keys[event.key]();
-  }
-
-  function tokenAt(event) {
-    const { left, top, width } = above.getBoundingClientRect();
-    const scale = above.offsetWidth / width; // a slide may be shown larger than it was laid out
-    const [x, y] = [(event.clientX - left) * scale, (event.clientY - top) * scale];
-    const { w, h: high } = scene.g.tokenTile;
-    return scene.g.tokens.findIndex((place) => x >= place.x && x <= place.x + w + 1 && y >= place.y && y <= place.y + high + 1);
+    pressed(event, { " ": toggle, ArrowRight: () => stepTo(1), ArrowLeft: () => stepTo(-1), Home: () => stepTo(-9), End: () => stepTo(9),
+      ArrowDown: () => move(1), ArrowUp: () => move(-1), Escape: () => set({ token: null }) });
   }
 
   function choose(event) {
-    const found = tokenAt(event);
+    const found = tokenUnder(above, scene.g, event);
     set({ token: found < 0 || found === state.token ? null : found });
   }
 
   function hover(event) {
-    const found = tokenAt(event);
+    const found = tokenUnder(above, scene.g, event);
     above.style.cursor = found < 0 ? "default" : "pointer";
     above.title = found < 0 ? "" : named(model.tokens[found]);
   }

@@ -26,23 +26,23 @@ function controlsOf(data, does) {
   const counts = [h("span"), h("span")];
   const details = h("div", { class: "mc-details" });
   const live = h("p", { class: "mc-quiet", "aria-live": "polite" });
-  const [most, dots] = [h("span"), h("span")];
-  const legend = legendOf(data, most, dots);
+  const [most, dots, scale] = [h("span"), h("span"), h("span", { class: "mc-scale", "aria-hidden": "true" })];
+  const legend = legendOf(data, most, dots, scale);
   const over = data.transport === "threads" ? "" : ` (over ${data.transport})`;
   const box = h("div", {},
     h("div", { class: "mc-bar" }, play, labelled("speed", speed), h("label", {}, on, "all steps"), labelled("step", step), labelled("layer", layer), labelled("token", token),
       labelled("only rank", rank), labelled("only expert", expert), asTable),
     h("div", { class: "mc-time" }, scrub, h("div", { class: "mc-phases", role: "group", "aria-label": "Phase" }, chips)),
     h("p", { class: "mc-quiet mc-travel" }, h("b", {}, data.backend), `: ${TRAVEL[data.shape]}${over}. ${wordsOf(data)}`),
-    stage, table, h("p", { class: "mc-counts", "aria-hidden": "true" }, counts), legend, live, details);
-  return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, stage, table, counts, details, live, most, dots, legend, box };
+    stage, table, h("p", { class: `mc-counts${data.capacity ? " mc-long" : ""}`, "aria-hidden": "true" }, counts),
+    data.after ? h("p", { class: "mc-quiet mc-after" }, AFTER[data.after]) : null, legend, live, details);
+  return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, stage, table, counts, details, live, most, dots, scale, legend, box };
 }
 
 // What colours, shapes and lines mean.
-function legendOf(data, most, dots) {
+function legendOf(data, most, dots, scale) {
   const swatch = (look, style) => h("span", { class: `mc-swatch ${look}`, "aria-hidden": "true", style });
   const entry = (...parts) => h("span", {}, ...parts);
-  const scale = h("span", { class: "mc-scale", style: `background:linear-gradient(90deg,${CIVIDIS.join(",")})`, "aria-hidden": "true" });
   const stripes = COLOURS.slice(0, Math.max(2, Math.min(4, data.ranks))).map((colour, i, all) => `${colour} ${(100 * i) / all.length}% ${(100 * (i + 1)) / all.length}%`);
   return h("div", { class: "mc-legend mc-quiet" },
     entry("dot: a row, in the colour of the rank it comes from (on the way home: the rank that computed it)"),

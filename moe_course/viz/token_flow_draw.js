@@ -1,7 +1,9 @@
 // Drawing what stands still: lanes, router, doors, experts, and the ways of what is chosen. Done once for each choice.
 
 const CIVIDIS = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
-const heat = (x) => CIVIDIS[Math.min(CIVIDIS.length - 1, Math.floor(Math.max(0, x) * CIVIDIS.length))];
+const heat = (x, scale) => scale[Math.min(scale.length - 1, Math.floor(Math.max(0, x) * scale.length))];
+// The darkest colours would look like empty experts in a dark page.
+const scaleOn = (background) => (inkOn(background) === "#ffffff" ? CIVIDIS.slice(2) : CIVIDIS);
 
 // Black or white, whichever can be read on a colour.
 function inkOn(colour) {
@@ -40,7 +42,7 @@ function heads(context, data, g, colours) {
 
 function drawLane(context, data, model, g, colours, r, lit) {
   const y = g.laneTop(r);
-  context.fillStyle = colours.panel;
+  context.fillStyle = colours.lane;
   context.fillRect(0, y + 1, g.width, g.lane - 2);
   context.fillStyle = rankColour(r);
   context.fillRect(0, y + 1, 4, g.lane - 2);

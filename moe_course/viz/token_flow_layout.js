@@ -15,7 +15,7 @@ function layout(data, model, width) {
   const narrow = width < 760;
   const lane = Math.max(44, Math.min(104, Math.floor(560 / R)));
   const top = 24;
-  const label = narrow ? 60 : 88;
+  const label = narrow ? 60 : 94;
   const load = narrow ? 92 : 128;
   const room = width - label - load;
   const g = {

@@ -162,6 +162,12 @@ function bytesText(n) {
 }
 const counted = (n, noun) => `${whole(n)} ${noun}${n === 1 ? "" : "s"}`;
 
+// What follows a dispatch and its combine where ranks split or share a text's rows. It is counted with combine.
+const AFTER = {
+  gather: "Counted with combine, not drawn: ranks that split the rows of a text give each other their finished rows.",
+  sum: "Counted with combine, not drawn: ranks that share the rows of a text add up their sums.",
+};
+
 // What a backend moves, in words.
 const TRAVEL = {
   allgather_reducescatter: "every row goes to every other rank; experts there use those they need",

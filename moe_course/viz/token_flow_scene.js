@@ -36,7 +36,7 @@ function sceneOf(data, model, state, { width, colours, chosen, visible }) {
     arrivedText: [kept((n) => (g.narrow ? `${whole(n)} in` : `${counted(n, "row")} in`)), kept((n) => (g.narrow ? `${whole(n)} back` : `${counted(n, "part")} back`))],
   };
   // sheets are made when they are first shown
-  const make = { lit: () => litSheet(model, g, shownOfExpert), rest: () => restSheet(scene), tokens: () => tokenSheet(scene, false), done: () => tokenSheet(scene, true) };
+  const make = { lit: () => litSheet(model, g, colours, shownOfExpert), rest: () => restSheet(scene), tokens: () => tokenSheet(scene, false), done: () => tokenSheet(scene, true) };
   const sheets = {};
   scene.sheet = (name) => (sheets[name] ??= make[name]());
   return scene;

@@ -75,17 +75,18 @@ function badgeSheet(ranks, text, colours) {
 }
 
 // All experts that compute, lit by their number of routes.
-function litSheet(model, g, shownOfExpert) {
+function litSheet(model, g, colours, shownOfExpert) {
   const canvas = h("canvas");
   const context = crisp(canvas, g.width, g.height);
   const { w } = g.expertTile;
+  const scale = scaleOn(colours.background);
   context.font = "9px ui-sans-serif, system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   shownOfExpert.forEach((n, e) => {
     if (n === 0) return;
     const { x, y } = g.experts[e];
-    const colour = heat(model.mostOfExpert > 1 ? (n - 1) / (model.mostOfExpert - 1) : 1);
+    const colour = heat(model.mostOfExpert > 1 ? (n - 1) / (model.mostOfExpert - 1) : 1, scale);
     context.fillStyle = colour;
     context.fillRect(x + 1, y + 1, Math.max(1, w - 2), Math.max(1, w - 2));
     context.fillStyle = inkOn(colour);

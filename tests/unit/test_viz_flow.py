@@ -115,6 +115,16 @@ def test_ranks_that_share_rows_move_partial_sums_and_no_rows():
     assert "3 ranks, 5 tokens, 10 routes" in viz.token_flow(trace).text()
 
 
+@pytest.mark.parametrize("kind, after", [("split_group", "gather"), ("reduce_group", "sum"), (None, None)])
+def test_what_follows_a_combine_is_counted_and_named(kind, after):
+    trace, _ = record("all_to_all")
+    meta = trace.meta | {"plan": trace.meta["plan"] | ({kind: "dp"} if kind else {})}
+    plain, data = flow_data(trace), flow_data(Trace(meta, trace.columns))
+    rows = [sum(n for _, _, n, *_ in one["passes"][0]["wire"]["combine"]) for one in (plain, data)]
+    assert data["after"] == after and plain["after"] is None
+    assert (rows[1] > rows[0]) == bool(after)
+
+
 def test_shared_memory_sends_no_empty_places():
     trace, _ = record("low_latency")
     memory = Trace(trace.meta | {"transport": "shm"}, trace.columns)
@@ -148,7 +158,7 @@ def test_fields_are_the_schema():
     assert data["schema"] == "moe_course.flow/1"
     assert list(data) == [
         "schema", "ranks", "experts", "owner", "backend", "shape", "transport", "nodes", "capacity", "reduce_in_node",
-        "reduce", "row_bytes", "partial_bytes", "prompts", "passes",
+        "reduce", "after", "row_bytes", "partial_bytes", "prompts", "passes",
     ]  # fmt: skip
     (only,) = data["passes"]
     assert list(only) == ["step", "layer", "phase", "tokens", "routes", "wire"]

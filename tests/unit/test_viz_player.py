@@ -92,11 +92,13 @@ def test_numbers_of_chosen_experts_cover_no_expert_and_no_number(width, tmp_path
     data = crowded()
     program = (
         f"const width = {width};"
-        """const found = { over: 0, together: 0, outside: 0, shown: [] };
+        """const found = { over: 0, together: 0, outside: 0, longest: 0, shown: [] };
     data.passes[0].tokens.forEach((_, token) => {
       const { g, labels, routes } = layoutOf(data, token, width);
       const { w } = g.expertTile;
       found.shown.push([labels.length, routes.length]);
+      const lines = labels.map(({ leader: [x0, y0, x1, y1] }) => Math.hypot(x1 - x0, y1 - y0));
+      found.longest = Math.max(found.longest, ...lines);
       const across = (a, x, wide) => a.left < x + wide && x < a.left + a.wide;
       const meet = (a, x, y, wide, high) => across(a, x, wide) && a.top < y + high && y < a.top + PILL;
       labels.forEach((a, i) => {
@@ -110,6 +112,18 @@ def test_numbers_of_chosen_experts_cover_no_expert_and_no_number(width, tmp_path
     found = evaluate(tmp_path, data, program)
     assert (found["over"], found["together"], found["outside"]) == (0, 0, 0)
     assert found["shown"] == [[8, 8]] * 3
+    assert found["longest"] < 65  # eight neighbours: 22 pixels a number, on two sides
+
+
+@_needs_node
+def test_an_expert_with_one_route_is_no_empty_expert_in_the_dark(tmp_path):
+    """Both stand on a black lane, and only one of them is filled."""
+    program = """const light = (c) => [1, 3, 5].reduce((sum, at) => sum + parseInt(c.slice(at, at + 2), 16), 0);
+    const sums = (page) => scaleOn(page).map(light);
+    const found = { dark: sums("#212121"), light: sums("#ffffff") };"""
+    found = evaluate(tmp_path, flow_data(record("high_throughput")[0]), program)
+    assert found["dark"][0] > 2 * found["light"][0] and found["dark"][-1] == found["light"][-1]
+    assert found["dark"] == sorted(found["dark"])
 
 
 @_needs_node
