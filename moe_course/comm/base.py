@@ -1,34 +1,30 @@
 """The contract of a group of ranks, with a header before every exchange and a ledger of every byte.
 
-Ragged counts and zero rows are the normal case. Before rows move, every rank shows every other rank one
-fixed-size int64 message: which operation, of which layer and step, of what dtype and width, and how many rows
-for whom. All ranks compare all messages, so a disagreement is the same `ExchangeMismatch` everywhere, instead
-of a hang, an abort, or silently wrong rows. The message also is the count exchange that ragged rows need.
+Ragged counts and zero rows are the normal case. How headers are compared and the ledger is kept stands in
+`checked_transport.py`.
 
 Built in: notebooks 06 and 07. Source: `torch.distributed` semantics; vLLM `all_gatherv` / `reduce_scatterv`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
 from moe_course.comm import window as one_sided
-from moe_course.comm.header import OPS, UNKNOWN, compare, dtype_code
+from moe_course.comm.checked_transport import CheckedTransport
+from moe_course.comm.header import UNKNOWN
 from moe_course.comm.ledger import Entry, Ledger
-from moe_course.comm.packing import Rows, from_bytes, row_bytes, to_bytes
+from moe_course.comm.packing import Rows, from_bytes, to_bytes
 from moe_course.comm.padded import Padded, exchange_padded
-from moe_course.comm.shared import Shared, Waiting
-from moe_course.comm.transport import Transport
 from moe_course.comm.window import Window
 from moe_course.errors import ConfigError
 
 __all__ = ["Comm", "Entry", "Ledger", "Padded", "Rows", "Window"]
 
 
-class Comm(Transport):
+class Comm(CheckedTransport):
     """A group of `world_size` ranks, seen from `rank`. Every rank must call every operation, in one order.
 
     `layer` and `step` are written into the headers and the ledger; the layer and the generator set them. A group
@@ -41,41 +37,6 @@ class Comm(Transport):
     Operations raise ExchangeMismatch (ranks disagree), ExchangeTimeout (a peer does not come) or RankLost (a
     peer is gone), each on all ranks that are still there.
     """
-
-    def __init__(self, rank: int, members: Sequence[int], shared: Shared | None = None):
-        self.rank, self.world_size, self.members = rank, len(members), list(members)
-        self.shared = shared or Shared(Ledger())
-        self.buffers: dict = {}  # windows that a backend keeps from call to call
-        self._op_number = self._windows = 0
-
-    @property
-    def world_rank(self) -> int:
-        """This rank's number in the whole world."""
-        return self.members[self.rank]
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.shared.ledger
-
-    @ledger.setter
-    def ledger(self, ledger: Ledger) -> None:
-        self.shared.ledger = ledger
-
-    @property
-    def layer(self) -> int:
-        return self.shared.layer
-
-    @layer.setter
-    def layer(self, layer: int) -> None:
-        self.shared.layer = layer
-
-    @property
-    def step(self) -> int:
-        return self.shared.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.shared.step = step
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -195,6 +156,19 @@ class Comm(Transport):
         self._done()
         return group
 
+    def _reduce_scatter(self, op: str, rows: torch.Tensor, counts: Sequence[int], dtype=None) -> torch.Tensor:
+        counts = list(counts)
+        agreed = self._agree(op, rows, (), counts, same_counts=True)
+        mine = int(agreed[self.rank, self.rank])
+        self._record(op, rows, (), counts)
+        packed = self._all_to_all(to_bytes(rows, (), self.world_rank), agreed, True)
+        received = self._received(packed, (rows,), agreed)
+        parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
+        total = parts[0].to(dtype or rows.dtype, copy=True)
+        for part in parts[1:]:  # rank order: the same bits on every run and every transport
+            total += part
+        return total
+
     # -- memory that peers write into ---------------------------------------------------------------------------
 
     def window(self, shape: Sequence[int], dtype: torch.dtype) -> Window:
@@ -237,87 +211,3 @@ class Comm(Transport):
     def wait(self, window: Window) -> torch.Tensor:
         """This rank's memory `[*shape]`, once all peers have flushed. In place; it holds until the turn after next."""
         return one_sided.wait(self, window)
-
-    # -- header and ledger --------------------------------------------------------------------------------------
-
-    def _reduce_scatter(self, op: str, rows: torch.Tensor, counts: Sequence[int], dtype=None) -> torch.Tensor:
-        counts = list(counts)
-        agreed = self._agree(op, rows, (), counts, same_counts=True)
-        mine = int(agreed[self.rank, self.rank])
-        self._record(op, rows, (), counts)
-        packed = self._all_to_all(to_bytes(rows, (), self.world_rank), agreed, True)
-        received = self._received(packed, (rows,), agreed)
-        parts = received.rows.view(self.world_size, mine, *rows.shape[1:])
-        total = parts[0].to(dtype or rows.dtype, copy=True)
-        for part in parts[1:]:  # rank order: the same bits on every run and every transport
-            total += part
-        return total
-
-    def _agree(
-        self,
-        op: str,
-        rows: torch.Tensor,
-        metadata: Sequence[torch.Tensor],
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int] | None = None,
-        same_counts: bool = False,
-        n: int | None = None,
-        window: int = 0,
-    ) -> torch.Tensor:
-        """Exchange headers and compare them; returns rows per (source, destination) `[R, R]`."""
-        size = self.world_size
-        if len(send_counts) != size or len(receive_counts or send_counts) != size:
-            raise ConfigError(f"rank {self.world_rank}: {op} needs one count for each of the {size} ranks")
-        header = [
-            self._op_number + 1,
-            OPS.index(op),
-            self.layer,
-            self.step,
-            dtype_code(rows, self.world_rank),
-            rows.shape[1:].numel(),
-            sum(row_bytes(tensor) for tensor in metadata),
-            sum((dtype_code(tensor, self.world_rank) + 1) << (4 * place) for place, tensor in enumerate(metadata)),
-            window,
-        ]
-        expected = list(receive_counts) if receive_counts is not None else [UNKNOWN] * size
-        message = torch.tensor([*header, len(rows) if n is None else n, *send_counts, *expected], dtype=torch.int64)
-        peers = [peer for peer in range(size) if peer != self.rank]
-        others = self._now_in(op)
-        messages = self._exchange(message, str(self.shared.waiting))  # [R, 10 + 2R]
-        for peer in peers:
-            entry = Entry(metadata=message.numel() * message.element_size(), messages=1)
-            self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
-        if self.shared.compare:
-            compare(messages, self.members, op, same_counts)
-        if self.shared.waiting is not None:  # headers are here, rows are next
-            self.shared.waiting.waiting_for = others
-        self._rows_held = messages[:, len(header)]
-        return messages[:, len(header) + 1 : len(header) + 1 + size]
-
-    def _now_in(self, op: str) -> set[int]:
-        """This rank enters its next exchange; returns the others, in world ranks."""
-        self._op_number += 1
-        others = set(self.members) - {self.world_rank}
-        self.shared.waiting = Waiting(op, self._op_number, self.layer, self.step, self.members, others)
-        return others
-
-    def _done(self) -> None:
-        if self.shared.waiting is not None:
-            self.shared.waited_s += time.monotonic() - self.shared.waiting.since
-            self.shared.waiting = None
-
-    def _received(self, parts: list[torch.Tensor], like: Sequence[torch.Tensor], matrix: torch.Tensor) -> Rows:
-        counts = matrix[:, self.rank].tolist()
-        self.ledger.rows_received += len(parts[0]) - counts[self.rank]
-        self._done()
-        rows, *metadata = (from_bytes(part, tensor) for part, tensor in zip(parts, like, strict=True))
-        return Rows(rows, tuple(metadata), counts, matrix)
-
-    def _record(
-        self, op: str, rows: torch.Tensor, metadata: Sequence[torch.Tensor], send_counts: Sequence[int]
-    ) -> None:
-        per_row, extra = row_bytes(rows), sum(row_bytes(tensor) for tensor in metadata)
-        for peer, n in enumerate(send_counts):
-            if peer != self.rank and n:
-                entry = Entry(payload=n * per_row, metadata=n * extra, rows=n, messages=1)
-                self.ledger.add(op, self.layer, self.world_rank, self.members[peer], entry)
