@@ -19,29 +19,26 @@ Source: NVSHMEM's put and signal; PyTorch symmetric memory; FlashInfer's one-sid
 from __future__ import annotations
 
 from itertools import accumulate
-from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
 
 from moe_course.comm import semaphores
-from moe_course.comm.base import Comm
 from moe_course.comm.control import CONTROL, DATA, HEADER, WINDOW, control_blocks
 from moe_course.comm.dist import DistComm
 from moe_course.comm.mesh import Mesh
-from moe_course.comm.named_errors import NamedErrors
 from moe_course.comm.parts import copies, places, put, views, widths_of
 from moe_course.comm.segments import Segments
 from moe_course.comm.shared_memory import GROUPS, Memory
 from moe_course.comm.shm_start import start
-from moe_course.comm.wire import LostPeer
-from moe_course.errors import ConfigError, ExchangeTimeout, RankLost
+from moe_course.comm.shm_waiting import ShmWaiting
+from moe_course.errors import ConfigError
 
 ROWS, GATHER, PADDED = CONTROL + 1, CONTROL + 3, CONTROL + 5  # regions of a group: two, two and three
 
 
-class ShmComm(Comm):
+class ShmComm(ShmWaiting):
     """One rank of a group of processes on one host; `shm.over` makes that of all ranks.
 
     Args:
@@ -52,8 +49,7 @@ class ShmComm(Comm):
         timeout: seconds to wait for the others in one exchange.
         spin_s: see `semaphores.wait`.
 
-    Whatever ends an exchange early, a lost rank, a time-out, Ctrl-C, ends the group: its ranks are then no longer at
-    the same place. A rank that fails alone tells the others at once.
+    A rank that leaves an exchange early ends the group, see `shm_waiting.py`.
     """
 
     transport = "shm"
@@ -61,15 +57,18 @@ class ShmComm(Comm):
     halves, thirds = 2, 3  # see above; the tests show what happens with fewer
 
     def __init__(self, mesh: Mesh, number: int, members: list[int], world: DistComm, timeout: float, spin_s: float):
-        super().__init__(members.index(mesh.rank), members, world.shared)
-        self._mesh, self._world, self._timeout, self._spin_s = mesh, world, timeout, spin_s
+        super().__init__(mesh, members, world.shared, timeout, spin_s)
+        self._world = world
         memory = Memory([mesh.files[rank] for rank in members], number)
         self._region, self._window = memory.region, memory.window
         size, rank = self.world_size, self.rank
         self._peers = [(rank + step) % size for step in range(1, size)]  # everybody begins with another one
-        self._began, self._what, self._over = 0.0, "", ""
         self._post_to, self._wait_for, self._headers = control_blocks(memory, size, rank)
         self._turns = dict.fromkeys((HEADER, ROWS, GATHER, PADDED), 0)
+
+    def _turn(self, kind: int, of: int) -> int:
+        self._turns[kind] = (self._turns[kind] + 1) % of
+        return self._turns[kind]
 
     # -- what the contract asks for --------------------------------------------------------------------------------
 
@@ -219,38 +218,6 @@ class ShmComm(Comm):
         """Leave the others. Memory that is still looked into stays."""
         self._over = "it was closed here"
         self._mesh.close()
-
-    # -- waiting, and being left -------------------------------------------------------------------------------------
-
-    def _enter(self, what: str | None = None) -> None:
-        self._began, self._what = monotonic(), what or self._what
-        if self._over or not self._mesh.files:
-            raise RankLost(f"{self._what}: this group has ended: {self._over or 'it belongs to another process'}")
-
-    def _turn(self, kind: int, of: int) -> int:
-        self._turns[kind] = (self._turns[kind] + 1) % of
-        return self._turns[kind]
-
-    def _wait(self, purpose: int, peer: int) -> None:
-        address = self._wait_for[purpose][peer]
-        if semaphores.try_wait(address):
-            return
-        rank = self.members[peer]
-        if self.shared.waiting is not None:
-            self.shared.waiting.waiting_for = {rank}
-        deadline = self._began + self._timeout  # one limit for all peers together
-        try:
-            semaphores.wait(address, rank, deadline, self._spin_s, lambda: self._mesh.gone(rank))
-        except LostPeer as lost:
-            me, dog = self.world_rank, self.shared.watchdog
-            with NamedErrors(self._what, rank, self.members, me, self._timeout, dog):
-                raise lost
-
-    def _leave(self, error: BaseException) -> None:
-        """This rank does not finish the exchange it is in: the others wait for something that never comes."""
-        self._over = f"rank {self.world_rank} left {self._what}: {type(error).__name__}"
-        if not isinstance(error, ExchangeTimeout | RankLost):  # the others find those by themselves
-            self._mesh.leave(f"it left {self._what}: {type(error).__name__}: {error}".rstrip(": "))
 
 
 def over(world: DistComm, timeout: float | None = None) -> ShmComm:
