@@ -79,9 +79,12 @@ function throttled(f, ms = 100) {
   };
 }
 
+// Device pixels to a CSS pixel. A deck scales its slides.
+const pixelRatio = () => Math.min((window.devicePixelRatio || 1) * (window.Reveal?.getScale?.() ?? 1), 2);
+
 // A canvas that stays sharp: sized in CSS pixels, drawn in device pixels. Returns its 2D context, cleared.
 function crisp(canvas, width, height) {
-  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const ratio = pixelRatio();
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);

@@ -1,5 +1,8 @@
 // The five stages in a row. Each is a button that says what goes in and out. Data: schema moe_course.ribbon/1.
 
+// A line breaks behind a comma first, but not in a shape: "rows that came, | local ids [T, K]".
+const phrases = (text) => text.split(/(?<=,) (?![^[]*\])/).flatMap((part, i) => [i ? " " : "", h("span", {}, part)]);
+
 function mount(root, data, opts = {}) {
   let open = opts.state?.stage ?? null;
   const says = h("p", { class: "mc-says" });
@@ -8,7 +11,7 @@ function mount(root, data, opts = {}) {
     const lit = data.lit === null || data.lit === stage.name;
     return h("button", { type: "button", class: `mc-stage${lit ? " mc-lit" : ""}`, onclick: () => choose(open === stage.name ? null : stage.name) },
       h("span", { class: "mc-number", "aria-hidden": "true" }, String(i + 1)), h("b", {}, stage.name),
-      h("span", { class: "mc-io" }, stage.in), h("span", { class: "mc-io" }, `→ ${stage.out}`));
+      h("span", { class: "mc-io" }, phrases(stage.in)), h("span", { class: "mc-io" }, phrases(`→ ${stage.out}`)));
   });
   const row = h("div", { class: "mc-row", role: "group", "aria-label": "The five stages of a sparse layer" },
     buttons.flatMap((button, i) => (i ? [h("span", { class: "mc-arrow", "aria-hidden": "true" }, "➜"), button] : [button])));

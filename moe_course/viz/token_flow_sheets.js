@@ -5,7 +5,7 @@ const GLYPH = 15;
 
 // Every look of a dot, drawn once: columns are ranks, rows are kinds (travels, stays, travels for nothing).
 function dotSheet(ranks, size, colours) {
-  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const ratio = pixelRatio();
   const cell = size + 3;
   const canvas = h("canvas");
   const context = crisp(canvas, ranks * cell, 3 * cell);
@@ -25,7 +25,7 @@ function dotSheet(ranks, size, colours) {
 
 // Every token's text, drawn once in black and once in white.
 function glyphSheet(tokens) {
-  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const ratio = pixelRatio();
   const columns = Math.min(64, tokens.length);
   const lines = Math.ceil(tokens.length / columns);
   const canvas = h("canvas");
@@ -45,7 +45,7 @@ function glyphSheet(tokens) {
 
 // The dots of a chosen token: larger, framed, with its text. Columns are ranks, rows are kinds, as in `dotSheet`.
 function badgeSheet(ranks, text, colours) {
-  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const ratio = pixelRatio();
   const cell = BADGE + 4;
   const canvas = h("canvas");
   const context = crisp(canvas, ranks * cell, 3 * cell);
