@@ -27,6 +27,8 @@ _RUN = """async ([place, source]) => {
   return cell.model.outputs.toJSON();
 }"""
 _OUTPUTS = "(place) => window.jupyterapp.shell.currentWidget.content.widgets.at(place).model.outputs.toJSON()"
+# JupyterLab covers itself while a theme loads, and the cover fades.
+_THEMED = """(light) => document.body.dataset.jpThemeLight === light && !document.querySelector("#jupyterlab-splash")"""
 # What JupyterLab's own keys would change.
 _STANCE = """() => {
   const notebook = window.jupyterapp.shell.currentWidget.content;
@@ -88,7 +90,7 @@ class Desk:
 
     def _theme(self, name: str, light: str) -> None:
         command(self.page, "apputils:change-theme", theme=name)
-        self.page.wait_for_function("(light) => document.body.dataset.jpThemeLight === light", arg=light)
+        self.page.wait_for_function(_THEMED, arg=light)
         frames(self.page)
 
 
