@@ -9,11 +9,13 @@ import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from textwrap import fill
 from types import TracebackType
 
 import moe_course
 from moe_course.errors import MoECourseError
 
+WIDTH = 100
 NOT_YOURS = tuple(
     Path(folder).resolve()
     for folder in (Path(moe_course.__file__).parent, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
@@ -46,4 +48,6 @@ def _show(shell, kind: type[BaseException], error: BaseException, trail: Traceba
     for step in your_lines(trail):
         place = shell.compile.format_code_name(step.filename) or ("File", step.filename)
         lines.append(f"{' '.join(place)}, line {step.lineno}: {step.line}")
-    shell._showtraceback(kind, error, [*lines, f"{kind.__name__}: {error}"])
+    # folded here: JupyterLab would break its lines inside words
+    message = [fill(line, WIDTH, break_on_hyphens=False) for line in f"{kind.__name__}: {error}".splitlines()]
+    shell._showtraceback(kind, error, [*lines, *message])

@@ -28,6 +28,7 @@ from moe_course.lessons.notebooks import IGNORE_TAG, KERNEL, dumps, normalise
 
 CELLS = range(24, 33)
 CODE_LINES, PROSE_WORDS = 25, 80
+CODE_WIDTH, BLOCK_WIDTH = 104, 90  # what fits JupyterLab in a window of 1280 pixels, in a cell and in its text
 TABLE_ROWS, TABLE_CELL_WORDS = 16, 16
 FILE_BYTES = 300_000
 IGNORED_CELLS = 3
@@ -55,6 +56,18 @@ def prose_cells_are_short(notebook: Notebook) -> list[str]:
         found += [f"{cell['id']}: long table cell: {c}" for row in table for c in row if words(c) > TABLE_CELL_WORDS]
         found += [f"{cell['id']}: long block" for fence in fences if len(fence.splitlines()) > CODE_LINES + 2]
     return found
+
+
+def lines_fit_the_page(notebook: Notebook) -> list[str]:
+    """JupyterLab hides the end of a long line of code, and breaks a printed one inside a word."""
+    found = [(cell["id"], line, CODE_WIDTH) for cell in notebook.code for line in cell["source"].splitlines()]
+    for cell in notebook.code:
+        printed = "".join("".join(out["text"]) for out in cell["outputs"] if out["output_type"] == "stream")
+        found += [(cell["id"], line, CODE_WIDTH) for line in printed.splitlines()]
+    for cell in notebook.prose:
+        blocks = split_prose(cell["source"])[2]
+        found += [(cell["id"], line, BLOCK_WIDTH) for block in blocks for line in block.splitlines()]
+    return [f"{name}: {len(line)} characters: {line.strip()}" for name, line, width in found if len(line) > width]
 
 
 FORBIDDEN_CODE = {
@@ -170,6 +183,7 @@ RULES: tuple[Callable[[Notebook], list[str]], ...] = (
     number_of_cells,
     code_cells_are_short,
     prose_cells_are_short,
+    lines_fit_the_page,
     no_forbidden_code,
     no_forbidden_prose,
     no_stderr,

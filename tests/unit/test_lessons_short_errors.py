@@ -39,6 +39,14 @@ def test_an_error_of_the_package_stands_below_your_own_lines(run):
     assert message.startswith("ConfigError: ") and "\n" not in message
 
 
+def test_a_long_message_is_folded_between_words(run):
+    said = " ".join(f"word-{i}" for i in range(40))
+    _, *message = run(f"from moe_course.errors import ConfigError\nraise ConfigError({said!r})")
+    assert len(message) == 1, "one entry of the traceback for each line of the message"
+    assert max(map(len, message[0].splitlines())) <= 100
+    assert message[0].replace("\n", " ") == f"ConfigError: {said}"
+
+
 def test_the_whole_way_is_there_for_who_asks(run):
     short = run(YOURS + "f(8)")
     whole = "\n".join(run("%tb"))
