@@ -102,7 +102,7 @@ def _mask_groups(choice: torch.Tensor, n_group: int, topk_group: int, with_bias:
 
 
 def best_first(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices `[T, k]` of the k largest, descending, ties to the lowest id; `torch.topk` promises neither."""
+    """Indices `[T, k]` of the k largest, descending; ties to the lowest id, unlike `torch.topk`."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
 
 
