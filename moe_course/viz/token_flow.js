@@ -11,7 +11,7 @@ function mount(root, data, opts = {}) {
     toggle, choose, hover, swap, tell, set,
     goTo: (time) => { pause(); show(time); },
   });
-  const { play, scrub, speed, on, asTable, chips, below, above, stage, table, counts, details, live, legend, box } = ui;
+  const { play, scrub, speed, on, asTable, chips, below, above, sheets, stage, table, counts, details, live, legend, box } = ui;
   root.classList.add("moe-course", "mc-token-flow");
   ownKeys(root);
   root.addEventListener("keydown", key);
@@ -27,28 +27,18 @@ function mount(root, data, opts = {}) {
     return data.passes.find((pass) => pass.step === wantedStep && pass.layer === wantedLayer);
   }
 
-  const ofRank = (i) => state.rank === null || model.source[i] === state.rank || model.owner[i] === state.rank;
-  const visible = (i) => ofRank(i) && (state.expert === null || model.expert[i] === state.expert);
-
   // A pass begins: its routes, and what can be chosen in it.
-  function read() {
-    const pass = passOf(state.step, state.layer) ?? data.passes.find((one) => one.step === state.step) ?? data.passes[0];
-    [state.step, state.layer] = [pass.step, pass.layer];
+  function read(pass) {
     model = readPass(data, pass);
-    if (state.token !== null && !(state.token in model.tokens)) state.token = null;
     options(ui.token, [["", "none"], ...model.tokens.map((one, i) => [i, `${one.text} · rank ${one.rank}, row ${one.row}`])]);
     ui.most.textContent = counted(model.mostOfExpert, "route");
   }
 
   // The experts that can be chosen: those with a route of the chosen rank.
   function listExperts() {
-    const load = new Int32Array(data.experts);
-    const wanted = state.expert;
-    state.expert = null;
-    for (let i = 0; i < model.n; i++) if (visible(i)) load[model.expert[i]] += 1;
-    state.expert = load[wanted] ? wanted : null;
-    const used = [...load.keys()].filter((e) => load[e] > 0);
-    options(ui.expert, [["", "all"], ...used.map((e) => [e, `${e} · rank ${data.owner[e]} · ${counted(load[e], "route")}`])]);
+    const used = expertsWith(data, model, state.rank);
+    if (!used.some(([expert]) => expert === state.expert)) state.expert = null;
+    options(ui.expert, [["", "all"], ...used]);
   }
 
   // Everything that does not change while it plays.
@@ -56,9 +46,9 @@ function mount(root, data, opts = {}) {
     const width = Math.min(1084, Math.max(420, stage.clientWidth || root.clientWidth - 16));
     if (!root.clientWidth) return;
     chosen = state.token === null ? [] : sameToken(model.tokens, state.token);
-    scene = sceneOf(data, model, state, { width, colours: theme(root), chosen, visible });
+    scene = sceneOf(data, model, state, { width, colours: theme(root), chosen, visible: shownBy(model, state) });
     const { g } = scene;
-    stage.style.height = `${g.height}px`;
+    [sheets.style.width, sheets.style.height] = [`${g.width}px`, `${g.height}px`];
     drawStill(crisp(below, g.width, g.height), scene);
     ui.scale.style.background = `linear-gradient(90deg,${scaleOn(scene.colours.background).join(",")})`;
     crisp(above, g.width, g.height);
@@ -83,6 +73,7 @@ function mount(root, data, opts = {}) {
     }
     scrub.value = placeOf(data, t).toFixed(2);
     if (root.dataset.phase !== phase || spoken === "") {
+      if (scene && root.dataset.phase !== phase) stage.scrollLeft = FAR[PHASES.indexOf(phase)] * (scene.g.width - stage.clientWidth);
       root.dataset.phase = phase;
       scrub.setAttribute("aria-valuetext", phase);
       chips.forEach((chip, i) => chip.setAttribute("aria-pressed", String(PHASES[i] === phase)));
@@ -92,29 +83,29 @@ function mount(root, data, opts = {}) {
       if (playing) tell();
       details.classList.toggle("mc-unrouted", t <= 0);
     }
-    for (const [name, value] of [["step", state.step], ["layer", state.layer], ["token", state.token ?? ""], ["playing", playing]]) {
-      if (root.dataset[name] !== String(value)) root.dataset[name] = value;
+    for (const [name, value] of Object.entries({ ...state, playing, filter: choiceText(state) })) {
+      if (root.dataset[name] !== String(value ?? "")) root.dataset[name] = value ?? "";
     }
   }
 
   function tick(leg, name) {
     if (scene.arrived[leg] === scene.told[leg]) return;
     scene.told[leg] = scene.arrived[leg];
-    counts[leg].textContent = legText(name, scene.totals[leg], scene.arrived[leg]);
+    counts[leg].textContent = legText(name, scene.totals[leg], scene.arrived[leg], scene.everything[leg]);
   }
 
   function summary(phase) {
-    return model ? inWords(model, scene?.totals, state, phase) : phase;
+    return inWords(model, scene?.everything, state, phase, ui.filter.textContent);
   }
 
   function fillDetails() {
-    const routes = chosen.flatMap((i) => model.routesOf[i]).filter(visible).sort((a, b) => model.k[a] - model.k[b]);
-    details.replaceChildren(...chosenDetails(data, model, state.token === null ? null : model.tokens[state.token], routes, table.hidden));
+    const routes = chosen.flatMap((i) => model.routesOf[i]).sort((a, b) => model.k[a] - model.k[b]);
+    details.replaceChildren(...chosenDetails(data, model, state.token === null ? null : model.tokens[state.token], routes, state, table.hidden));
   }
 
   function fillTable() {
     const all = chosen.length ? chosen.flatMap((i) => model.routesOf[i]) : [...Array(model.n).keys()];
-    table.replaceChildren(...longTable(data, model, all.filter(visible)));
+    table.replaceChildren(...longTable(data, model, all.filter(shownBy(model, state))));
   }
 
   function swap() {
@@ -127,14 +118,13 @@ function mount(root, data, opts = {}) {
   }
 
   function set(wanted) {
-    const before = `${state.step}/${state.layer}`;
-    const number = (value) => (value === null || value === undefined ? null : Number(value));
-    for (const name of ["step", "layer", "token", "rank", "expert"]) if (name in wanted) state[name] = number(wanted[name]);
-    if (!model || before !== `${state.step}/${state.layer}`) read();
-    if (state.token !== null && !(state.token in model.tokens)) state.token = null;
+    const after = stateAfter(data, state, wanted);
+    Object.assign(state, after.state);
+    if (model?.pass !== after.pass) read(after.pass);
     listExperts();
+    ui.filter.textContent = shownText(model, state);
     for (const name of ["step", "layer", "rank", "expert", "token"]) ui[name].value = state[name] ?? "";
-    if ("phase" in wanted && wanted.phase !== phaseAt(t)) t = stopsOf(data)[Math.max(0, PHASES.indexOf(wanted.phase))];
+    if (PHASES.includes(wanted.phase) && wanted.phase !== phaseAt(t)) t = stopsOf(data)[PHASES.indexOf(wanted.phase)];
     scene = null;
     spoken = "";
     build();
@@ -148,6 +138,7 @@ function mount(root, data, opts = {}) {
 
   function run(now) {
     if (!playing) return;
+    if (!root.isConnected) return pause();
     frames += 1;
     if (now - since >= 500) {
       root.dataset.fps = ((frames * 1000) / (now - since)).toFixed(1);
@@ -222,13 +213,14 @@ function mount(root, data, opts = {}) {
     build();
   });
   const stopTheme = onTheme(root, () => build());
-  set(opts.state ?? {});
+  const stopMotion = onLessMotion(pause);
+  set(Object(opts.state));
   known = root.clientWidth;
   sized.observe(root);
   return {
     set(wanted) {
       const now = this.get(); // an echo of our own change is no news
-      if (Object.keys(wanted).every((name) => !(name in now) || now[name] === wanted[name])) return;
+      if (!wanted || Object.keys(wanted).every((name) => !(name in now) || now[name] === wanted[name])) return;
       pause();
       set(wanted);
     },
@@ -237,6 +229,7 @@ function mount(root, data, opts = {}) {
       pause();
       sized.disconnect();
       stopTheme();
+      stopMotion();
       root.removeEventListener("keydown", key);
       box.remove();
     },

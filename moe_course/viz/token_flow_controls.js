@@ -21,7 +21,9 @@ function controlsOf(data, does) {
   const below = h("canvas", { "aria-hidden": "true" });
   const above = h("canvas", { role: "img", onclick: does.choose, onpointermove: does.hover });
   const keys = "Space plays and pauses, left and right step through the phases, up and down choose a token, Escape lets it go.";
-  const stage = h("div", { class: "mc-stage", tabindex: 0, role: "group", "aria-label": `Player. ${keys}` }, below, above);
+  const sheets = h("div", { class: "mc-sheets" }, below, above);
+  const stage = h("div", { class: "mc-stage", tabindex: 0, role: "group", "aria-label": `Player. ${keys}` }, sheets);
+  const filter = h("p", { class: "mc-filter" });
   const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Routes as a table", hidden: true });
   const counts = [h("span"), h("span")];
   const details = h("div", { class: "mc-details" });
@@ -34,15 +36,16 @@ function controlsOf(data, does) {
       labelled("only rank", rank), labelled("only expert", expert), asTable),
     h("div", { class: "mc-time" }, scrub, h("div", { class: "mc-phases", role: "group", "aria-label": "Phase" }, chips)),
     h("p", { class: "mc-quiet mc-travel" }, h("b", {}, data.backend), `: ${TRAVEL[data.shape]}${over}. ${wordsOf(data)}`),
-    stage, table, h("p", { class: `mc-counts${data.capacity ? " mc-long" : ""}`, "aria-hidden": "true" }, counts),
+    filter, stage, table, h("p", { class: `mc-counts${data.capacity ? " mc-long" : ""}`, "aria-hidden": "true" }, counts),
     data.after ? h("p", { class: "mc-quiet mc-after" }, AFTER[data.after]) : null, legend, live, details);
-  return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, stage, table, counts, details, live, most, dots, scale, legend, box };
+  return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, sheets, stage, filter, table, counts, details, live, most, dots, scale, legend, box };
 }
 
 // What colours, shapes and lines mean.
 function legendOf(data, most, dots, scale) {
   const swatch = (look, style) => h("span", { class: `mc-swatch ${look}`, "aria-hidden": "true", style });
   const entry = (...parts) => h("span", {}, ...parts);
+  const ifFiltered = (text) => h("span", { class: "mc-if-filtered" }, text);
   const stripes = COLOURS.slice(0, Math.max(2, Math.min(4, data.ranks))).map((colour, i, all) => `${colour} ${(100 * i) / all.length}% ${(100 * (i + 1)) / all.length}%`);
   return h("div", { class: "mc-legend mc-quiet" },
     entry("dot: a row, in the colour of the rank it comes from (on the way home: the rank that computed it)"),
@@ -51,8 +54,8 @@ function legendOf(data, most, dots, scale) {
     data.capacity ? entry("▨ empty places of the padded buffer") : null,
     entry(swatch("mc-line"), "route of the chosen token: colour = the rank it goes to, width = weight"),
     entry(swatch("mc-line mc-dashed"), "stays at home"),
-    entry("expert: ", swatch("mc-none"), "0 routes (empty), ", "1", scale, most),
+    entry("expert: ", swatch("mc-none"), "0 ", ifFiltered("shown "), "routes (empty), ", "1", scale, most),
     entry("dots in an expert: its rows, as many as fit"),
-    entry(swatch("mc-sum", `background:linear-gradient(90deg,${stripes.join(",")})`), "under a token, done: its new row is the sum of the parts from these ranks"),
+    entry(swatch("mc-sum", `background:linear-gradient(90deg,${stripes.join(",")})`), "under a token, done: its new row is the sum of the parts from these ranks", ifFiltered(" (pale: parts of routes that are left out)")),
     data.passes.some((pass) => pass.tokens.some((token) => token.text === "·start")) ? entry(h("b", {}, "·"), " start of a text") : null, dots);
 }

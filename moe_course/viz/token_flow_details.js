@@ -45,9 +45,15 @@ function sharesOf(model, routes) {
   return [...ranks].sort((a, b) => a[0] - b[0]).map(([rank, { n, weight }]) => `rank ${rank}: ${counted(n, "expert")}, weight ${weight.toFixed(2)}`).join(" · ");
 }
 
-// "310 of 465 rows between ranks, 238 kB" for one direction, of which `rows` have arrived.
-function legText(name, total, rows) {
-  if (total.rows + total.empty === 0) return `${name}: no row leaves its rank`;
+// "310 of 465 rows between ranks, 159 kB" for one direction, of which `rows` have arrived; where a choice leaves rows
+// out, those shown are counted, and `all` is said, too.
+function legText(name, total, rows, all = total) {
+  if (all.rows + all.empty === 0) return `${name}: no row leaves its rank`;
+  if (all !== total) {
+    const empty = all.empty ? ` + ${whole(all.empty)} empty places, ${bytesText(all.emptyBytes)}` : "";
+    const bytes = bytesText(total.rows ? (total.bytes * rows) / total.rows : 0);
+    return `${name}: ${whole(rows)} of ${counted(total.rows, "shown row")} between ranks, ${bytes} (in all ${counted(all.rows, "row")}, ${bytesText(all.bytes)}${empty})`;
+  }
   const part = total.rows ? rows / total.rows : 1;
   const padding = total.empty ? ` + ${whole(total.empty * part)} empty places, ${bytesText(total.emptyBytes * part)}` : "";
   return `${name}: ${whole(rows)} of ${counted(total.rows, "row")} between ranks, ${bytesText(total.bytes * part)}${padding}`;
@@ -69,22 +75,25 @@ function wordsOf(data) {
   return `A token is ${letters ? "one character" : "a piece of text"} here; its row is the vector that travels; a route is one (row, expert) pair.`;
 }
 
-// One phase of a pass in a sentence; loads are told from the experts on.
-function inWords(model, totals, { step, layer }, phase) {
+// One phase of a whole pass in a sentence; loads are told from the experts on. `shown`: what a choice shows of it.
+function inWords(model, totals, { step, layer }, phase, shown = "") {
   const at = PHASES.indexOf(phase);
   const rows = (total) => (total ? `, ${counted(total.rows, "row")} between ranks` : "");
   const routes = at === 0 ? ", not routed yet" : `, ${counted(model.n, "route")}`;
   const travel = phase === "dispatch" ? rows(totals?.[0]) : phase === "combine" ? rows(totals?.[1]) : "";
   const busiest = at < 3 ? "" : `; busiest ${model.busiest.length > 1 ? "ranks" : "rank"} ${model.busiest.join(" and ")} with ${counted(model.mostLoad, "route")}`;
-  return `Step ${step}, layer ${layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}${routes}${travel}${busiest}.`;
+  return `Step ${step}, layer ${layer}, ${phase}: ${counted(distinctTokens(model.tokens), "token")}${routes}${travel}${busiest}.${shown && ` ${shown}`}`;
 }
 
 // What is told of the chosen token: as long as it is not routed, the style sheet hides
 // `.mc-routed`, and `.mc-back` until all is done.
-function chosenDetails(data, model, token, routes, withTable) {
+function chosenDetails(data, model, token, all, state, withTable) {
   if (!token) return [h("p", { class: "mc-quiet" }, "Choose a token, by a click on it or from the list, to see where its contributions come from.")];
-  const where = sharesOf(model, routes) || "none of its routes fits the choice of rank and expert";
-  const head = h("p", {}, h("b", {}, `Token ${named(token)}`), h("span", { class: "mc-not-yet" }, ": not routed yet"), h("span", { class: "mc-routed" }, ` → ${where}`), h("span", { class: "mc-back" }, ` → back on rank ${token.rank}: their sum`));
+  const [routes, others] = [all.filter(shownBy(model, state)), all.filter((i) => !shownBy(model, state)(i))];
+  const shown = sharesOf(model, routes) || (others.length ? `none of its routes is ${choiceText(state)}` : "no rank");
+  const where = others.length ? `${shown} · left out here: ${sharesOf(model, others)}` : shown;
+  const sum = others.length ? `the sum of all ${whole(all.length)} contributions` : "their sum";
+  const head = h("p", {}, h("b", {}, `Token ${named(token)}`), h("span", { class: "mc-not-yet" }, ": not routed yet"), h("span", { class: "mc-routed" }, ` → ${where}`), h("span", { class: "mc-back" }, ` → back on rank ${token.rank}: ${sum}`));
   if (!withTable || !routes.length) return [head];
   return [head, h("div", { class: "mc-scroll mc-routed", tabindex: 0, role: "region", "aria-label": "Contributions of the chosen token" }, routeTable(data, model, routes, false))];
 }

@@ -104,6 +104,6 @@ function arrivals({ begin, end, groups }, t, share, all) {
       if (passed >= part.start[i] + 1 - STAGGER) share[part.to[i]] += 1;
     }
   }
-  const passed = (t - begin) / (end - begin); // for rows that a filter hides
+  const passed = (t - begin) / (end - begin); // for rows that are counted, not drawn
   for (let rank = 0; rank < share.length; rank++) share[rank] = all[rank] ? share[rank] / all[rank] : passed;
 }

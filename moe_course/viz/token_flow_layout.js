@@ -57,6 +57,8 @@ function layout(data, model, width) {
   return g;
 }
 
+const FAR = [0, 0, 0.5, 1, 0.5, 0]; // how far to the right each phase happens, where not all is in sight
+
 const golden = (n) => (n * 0.6180339887) % 1; // the golden ratio spreads evenly, whatever the order
 
 // Points on the way: the right edge of a token's tile, its place at the router (one per k), a rank's door, an expert's

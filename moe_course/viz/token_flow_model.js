@@ -63,7 +63,8 @@ function sameToken(tokens, index) {
   return tokens.flatMap((token, i) => (token.prompt === prompt && token.position === position ? [i] : []));
 }
 
-// What leaves a rank, one entry per row: [token, from, to, used?, hop]. The counts are those of the ledger.
+// What leaves a rank, one entry per row: [token, from, to, used?, hop]. Where all routes are visible the counts are those
+// of the ledger; else only rows that carry a visible one are here, and none that carries nothing.
 function travelling(data, model, visible) {
   const there = [];
   const home = [];
@@ -72,6 +73,7 @@ function travelling(data, model, visible) {
     const key = token * data.ranks + rank;
     return !set.has(key) && Boolean(set.add(key));
   };
+  const every = model.expert.every((_, i) => visible(i));
   const each = (f) => {
     for (let i = 0; i < model.n; i++) if (visible(i)) f(model.token[i], model.source[i], model.owner[i], model.via[i], i);
   };
@@ -84,6 +86,7 @@ function travelling(data, model, visible) {
       const source = model.tokens[token].rank;
       for (const peer of peers[source]) {
         const used = wanted.has(token * data.ranks + peer);
+        if (!used && !every) continue;
         there.push([token, source, peer, used, 0]);
         home.push([token, peer, source, used, 0]);
       }
@@ -118,7 +121,9 @@ function travelling(data, model, visible) {
     each((token) => shown.add(model.tokens[token].row));
     model.tokens.forEach(({ rank, row }, token) => {
       const adder = adderOf(row, rows, data.ranks);
-      if (shown.has(row) && adder !== rank) home.push([token, rank, adder, true, 0], [token, adder, rank, true, 1]);
+      if (!shown.has(row) || adder === rank) return;
+      if (every || model.routesOf[token].some(visible)) home.push([token, rank, adder, true, 0]);
+      home.push([token, adder, rank, true, 1]); // the sum has the visible parts of all ranks
     });
   }
   return { there, home };

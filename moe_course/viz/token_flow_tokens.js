@@ -14,6 +14,8 @@ function drawTextsSoFar(context, data, model, g, colours) {
   });
 }
 
+const PALE = 0.22; // parts that a choice leaves out: the row is their sum, too
+
 // All tokens on a canvas of their own; `strips` adds below each the ranks whose parts its new row was summed from.
 function tokenSheet({ model, g, colours, chosen, chosenMark, visible }, strips) {
   const canvas = h("canvas");
@@ -28,17 +30,17 @@ function tokenSheet({ model, g, colours, chosen, chosenMark, visible }, strips) 
   model.tokens.forEach((token, i) => {
     const { x, y } = g.tokens[i];
     const picked = chosenMark[i] === 1;
-    const routes = model.partsOf[i].filter(visible);
-    const faint = !routes.length || (chosen.length > 0 && !picked);
+    const parts = model.partsOf[i];
+    const faint = !parts.some(visible) || (chosen.length > 0 && !picked);
     context.fillStyle = high >= 7 ? colours.background : rankColour(token.rank); // too small for a text: a dot
     context.globalAlpha = high >= 7 || !faint ? 1 : 0.4;
     context.fillRect(x, y, w, high);
     context.globalAlpha = faint ? 0.55 : 1;
     if (strips) {
-      const owners = routes.map((at) => model.owner[at]).sort((a, b) => a - b);
-      owners.forEach((owner, at) => {
-        context.fillStyle = rankColour(owner);
-        context.fillRect(x + (w * at) / owners.length, y + high - strip, w / owners.length + 0.2, strip);
+      [...parts].sort((a, b) => model.owner[a] - model.owner[b]).forEach((part, at) => {
+        context.globalAlpha = !visible(part) ? PALE : faint ? 0.55 : 1;
+        context.fillStyle = rankColour(model.owner[part]);
+        context.fillRect(x + (w * at) / parts.length, y + high - strip, w / parts.length + (visible(part) ? 0.2 : 0), strip);
       });
     }
     if (high < 7) return;
