@@ -65,6 +65,20 @@ function say(region, text) {
   if (region.textContent !== text) region.textContent = text;
 }
 
+// Data inside a line of our words: whatever way it runs, and whatever it says of that, the words around it stay.
+// The number of a byte (`ö₁`) is none of the data: behind a letter that runs from right to left it would come first.
+function isolated(text) {
+  const [, data, part] = /^(.*?)([₁-₄]?)$/su.exec(text);
+  const loose = data.replace(/[\u202a-\u202e\u2066-\u2069]/gu, (sign) => `\\u${sign.codePointAt(0).toString(16)}`);
+  return `\u2068${loose}\u2069${part}`;
+}
+
+// The beginning of a text that is too long for its place, in whole characters.
+function shortened(text, most = 24) {
+  const characters = [...text];
+  return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
+}
+
 // Calls `f` at most every `ms`, and always with the last value.
 function throttled(f, ms = 100) {
   let timer = null;
@@ -112,7 +126,13 @@ function adapter(mount) {
         mine = false;
       });
       const picture = mount(el, model.get("data"), { ...model.get("opts"), state: model.get("state"), onState: send });
-      const follow = () => mine || picture.set(model.get("state"));
+      const follow = () => {
+        if (mine) return;
+        const wanted = model.get("state");
+        picture.set(wanted);
+        const now = picture.get(); // what there is not was refused: the kernel hears what is shown
+        if (Object.keys(now).some((name) => name in wanted && wanted[name] !== now[name])) send(now);
+      };
       model.on("change:state", follow);
       return () => {
         model.off("change:state", follow);
