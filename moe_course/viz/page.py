@@ -17,10 +17,15 @@ from moe_course.viz.source import source, styles
 
 _PAGE_STYLE = """\
 body { margin: 0 auto; max-width: 1116px; padding: 12px; color: #1b1b1b; background: #ffffff;
-  font: 15px/1.5 ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+  font: 15px/1.5 ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: break-word; }
 :root[data-theme="dark"] body { color: #ececec; background: #16181d; }
-@media (prefers-color-scheme: dark) { :root:not([data-theme]) body { color: #ececec; background: #16181d; } }
+@media screen and (prefers-color-scheme: dark) { :root:not([data-theme]) body { color: #ececec; background: #16181d; } }
 """
+_NO_SCRIPT = (
+    "<noscript><p><b>The pictures are missing:</b> they are drawn by JavaScript, which is switched off or blocked in "
+    "this browser. Allow it for this file and load the page again. What is in words and tables needs none.</p></noscript>"
+)
+_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,11 @@ def page(title: str, parts: Sequence[str | Figure], style: str = "") -> str:
     """A whole page.
 
     Args:
-        title: text, escaped here.
+        title: text, escaped here; characters that turn the direction of what follows are named.
         parts: figures, and HTML between them. HTML is taken as it is: who writes it escapes what comes from a run.
         style: more CSS.
     """
+    title = _DIRECTIONS.sub(lambda sign: f"\\u{ord(sign[0]):x}", title)
     figures = [part for part in parts if isinstance(part, Figure)]
     modules = list(dict.fromkeys(figure.module for figure in figures))
     body, names = [], {}  # id of data -> the holder it stands at: pictures of the same data share it
@@ -57,7 +63,7 @@ def page(title: str, parts: Sequence[str | Figure], style: str = "") -> str:
             body.append(holder(part, name, names.setdefault(id(part.data), name)))
         else:
             body.append(part)
-    inside = "\n".join(["<main>", *body, "</main>", *map(script, modules)])
+    inside = "\n".join(["<main>", *([_NO_SCRIPT] if figures else []), *body, "</main>", *map(script, modules)])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -16,7 +16,7 @@ function mount(root, data, opts = {}) {
     "aria-label": "Lanes of ranks. Left and right choose a span, up and down a rank, page up and down a step, plus and minus zoom, space shows the step alone or the whole run." }, lanes);
   const live = h("p", { "aria-live": "polite" });
   const detail = h("p", { class: "mc-quiet" });
-  const note = data.note ? h("p", { class: "mc-quiet" }, `About the clocks: ${data.note}.`) : null;
+  const note = data.note ? h("p", { class: "mc-quiet" }, `About the clocks: ${isolated(data.note)}.`) : null;
   const swatches = [...data.stages, "waits for the last rank"].map((name) => ({ name, canvas: h("canvas", { "aria-hidden": "true" }) }));
   const legend = h("div", { class: "mc-legend" }, swatches.filter(({ name }) => data.comparable || name in LOOKS).map(({ name, canvas }) => h("span", {}, canvas, name)));
   const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Time per rank and stage as a table", hidden: true });
@@ -26,33 +26,28 @@ function mount(root, data, opts = {}) {
   root.append(...[h("div", { class: "mc-bar" }, h("label", {}, "Show", picker), button("◀", () => walk(-1), "Previous step"), button("▶", () => walk(1), "Next step"),
     button("longest pass", () => change({ step: longestPass(data).step })), button("+", () => magnify(1), "Zoom in"), button("−", () => magnify(-1), "Zoom out"), asTable), live, picture, note, table].filter(Boolean));
 
-  // The span that the state names; where it names none, its rank's longest in the experts.
+  // The span that the state names, of several the longest in the experts. What no span has is named no longer.
   function find() {
     const mine = spansOf(data, state.step).filter((i) => spans.rank[i] === state.rank);
-    const exact = mine.find((i) => spans.layer[i] === state.layer && data.stages[spans.stage[i]] === state.stage);
-    const experts = mine.filter((i) => data.stages[spans.stage[i]] === "experts");
-    return exact ?? experts[largest(experts.map((i) => spans.time[i]))] ?? mine[0] ?? 0;
+    const named = mine.filter((i) => [null, spans.layer[i]].includes(state.layer) && [null, data.stages[spans.stage[i]]].includes(state.stage));
+    if (!named.length) state.layer = state.stage = null;
+    const open = named.length ? named : mine;
+    const experts = open.filter((i) => data.stages[spans.stage[i]] === "experts");
+    return experts[largest(experts.map((i) => spans.time[i]))] ?? open[0] ?? 0;
   }
 
-  function change(wanted, tell = true) {
-    const whole = (value, limit) => Math.min(Math.max(Math.round(Number(value)) || 0, 0), limit - 1);
-    if ("step" in wanted) {
-      const known = data.passes.some((pass) => pass.step === wanted.step);
-      if ((known ? wanted.step : null) !== state.step) zoom = 0;
-      state.step = known ? wanted.step : null;
-    }
-    if ("rank" in wanted) state.rank = whole(wanted.rank, data.ranks);
-    if ("layer" in wanted) state.layer = wanted.layer;
-    if ("stage" in wanted) state.stage = wanted.stage;
-    selected = wanted.span ?? find();
-    Object.assign(state, { rank: spans.rank[selected] });
+  function change(wanted, tell = true, span = null) {
+    if ("step" in wanted && wanted.step !== state.step) zoom = 0;
+    Object.assign(state, wanted);
+    selected = span ?? find();
+    state.rank = spans.rank[selected];
     picker.value = stepName(state.step);
     draw();
     tellStory();
     if (tell) opts.onState?.({ ...state });
   }
 
-  const select = (i) => change({ span: i, rank: spans.rank[i], layer: spans.layer[i], stage: data.stages[spans.stage[i]] });
+  const select = (i) => change({ rank: spans.rank[i], layer: spans.layer[i], stage: data.stages[spans.stage[i]] }, true, i);
 
   function tellStory() {
     const words = findings(data, state.step);
@@ -85,11 +80,11 @@ function mount(root, data, opts = {}) {
   }
 
   function fillTable() {
-    const rows = totals(data, spansOf(data, state.step)).map((row, rank) => h("tr", {}, h("th", { scope: "row" }, `rank ${rank}`),
-      [...row, row.reduce((sum, ns) => sum + ns, 0)].map((ns) => h("td", {}, (ns / 1e6).toFixed(3)))));
-    const head = h("tr", {}, ["ms", ...data.stages, "waiting", "sum"].map((name) => h("th", { scope: "col" }, name)));
+    const { heads, rows } = tableOf(data, state.step);
+    const head = h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)));
+    const body = rows.map(([rank, ...times]) => h("tr", {}, h("th", { scope: "row" }, rank), times.map((time) => h("td", {}, time))));
     const shown = state.step === null ? "whole run" : `step ${state.step}`;
-    table.replaceChildren(h("table", {}, h("caption", {}, `Time per stage, ${shown}; waiting is not part of dispatch and combine here`), h("thead", {}, head), h("tbody", {}, rows)));
+    table.replaceChildren(h("table", {}, h("caption", {}, `Time per stage, ${shown}; waiting is not part of dispatch and combine here`), h("thead", {}, head), h("tbody", {}, body)));
   }
 
   function toggleTable() {
@@ -109,7 +104,7 @@ function mount(root, data, opts = {}) {
 
   function magnify(by) {
     zoom = Math.min(Math.max(zoom + by, 0), 8);
-    change({ span: selected });
+    change({}, true, selected);
   }
 
   // The span on another rank that is at work in the middle of the selected one.
@@ -129,7 +124,7 @@ function mount(root, data, opts = {}) {
       ArrowLeft: () => hop(place - 1), ArrowRight: () => hop(place + 1), Home: () => hop(0), End: () => hop(mine.length - 1),
       ArrowUp: () => other(state.rank - 1), ArrowDown: () => other(state.rank + 1),
       PageUp: () => walk(-1), PageDown: () => walk(1), "+": () => magnify(1), "-": () => magnify(-1),
-      " ": () => change({ step: state.step === null ? spans.step[selected] : null, span: selected }),
+      " ": () => change({ step: state.step === null ? spans.step[selected] : null }, true, selected),
     };
     if (!moves[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -155,9 +150,9 @@ function mount(root, data, opts = {}) {
   const resized = new ResizeObserver(draw);
   resized.observe(root);
   const deaf = onTheme(root, draw);
-  change(opts.state ?? {}, false);
+  change(known(data, opts.state ?? {}), false);
   return {
-    set: (wanted) => change(wanted, false),
+    set: (wanted) => change(known(data, wanted), false),
     get: () => ({ ...state }),
     destroy() {
       resized.disconnect();
@@ -167,5 +162,5 @@ function mount(root, data, opts = {}) {
   };
 }
 
-export { mount, findings, totals, spansOf, zoomed, LOOKS };
+export { mount, findings, totals, spansOf, zoomed, describeSpan, known, tableOf, LOOKS };
 export default adapter(mount);

@@ -70,6 +70,26 @@ function describeSpan(data, i) {
   return `Rank ${rank[i]}, step ${step[i]}, ${where}: ${data.stages[stage[i]]}, ${milliseconds(time[i])}${waited}.`;
 }
 
+// What of a wanted state there is in this run. The rest is refused.
+function known(data, wanted) {
+  const there = {
+    step: (step) => step === null || data.passes.some((pass) => pass.step === step),
+    rank: (rank) => Number.isInteger(rank) && rank >= 0 && rank < data.ranks,
+    layer: (layer) => layer === null || data.spans.layer.includes(layer),
+    stage: (stage) => stage === null || data.stages.includes(stage),
+  };
+  return Object.fromEntries(Object.entries(wanted).filter(([name, value]) => there[name]?.(value)));
+}
+
+// A table of a step, null for all: heads, then per rank the time in ms of each stage, of waiting, and the sum.
+function tableOf(data, step) {
+  const rows = totals(data, spansOf(data, step)).map((row, rank) => {
+    const times = [...row, row.reduce((sum, ns) => sum + ns, 0)];
+    return [`rank ${rank}`, ...times.map((ns) => (ns / 1e6).toFixed(3))];
+  });
+  return { heads: ["ms", ...data.stages, "waiting", "sum"], rows };
+}
+
 // The part of [from, to] that is seen after `zoom` halvings around `middle`.
 function zoomed([from, to], zoom, middle) {
   const half = (to - from) / 2 ** (zoom + 1);

@@ -45,7 +45,10 @@ function mount(root, data, opts = {}) {
 
   choose(open, false);
   return {
-    set: (wanted) => choose(wanted.stage ?? null),
+    set(wanted) {
+      const there = wanted.stage === null || data.stages.some((stage) => stage.name === wanted.stage);
+      if (there) choose(wanted.stage, false);
+    },
     get: () => ({ stage: open }),
     destroy() {
       root.removeEventListener("keydown", key);

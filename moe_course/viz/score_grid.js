@@ -38,6 +38,13 @@ function mount(root, data, opts = {}) {
   ownKeys(root);
   root.append(h("div", { class: "mc-bar" }, h("label", {}, "Expert", expert), h("label", {}, "bias added", bias), amount, reset, asTable), live, picture, table);
 
+  // What of a wanted state there is in this grid. The rest is refused.
+  function known(wanted) {
+    const below = (limit) => (value) => Number.isInteger(value) && value >= 0 && value < limit;
+    const there = { expert: below(E), token: below(T), bias: Number.isFinite };
+    return Object.fromEntries(Object.entries(wanted).filter(([name, value]) => there[name]?.(value)));
+  }
+
   function change(wanted, tell = true) {
     const whole = (value, limit) => Math.min(Math.max(Math.round(Number(value)) || 0, 0), limit - 1);
     if ("expert" in wanted) state.expert = whole(wanted.expert, E);
@@ -61,7 +68,7 @@ function mount(root, data, opts = {}) {
     say(live, `Expert ${state.expert}, bias ${signed(state.bias)}: chosen by ${takers(chosen)} of ${T} tokens${without}. ${sum}`);
     say(detail, describe(state.token, state.expert));
     cells.setAttribute("aria-label", `Choice scores of ${T} tokens and ${E} experts; the ${data.top_k} chosen of each token are outlined.`);
-    bars.setAttribute("aria-label", chosen.map((row, t) => `${data.tokens[t]}: experts ${row.ids.join(", ")}`).join("; "));
+    bars.setAttribute("aria-label", chosen.map((row, t) => `${isolated(shortened(data.tokens[t]))}: experts ${row.ids.join(", ")}`).join("; "));
     Object.assign(root.dataset, { expert: state.expert, bias: state.bias, token: state.token, sum: most, chosen: chosen[state.token].ids.join(" ") });
     if (!table.hidden) fillTable();
   }
@@ -72,7 +79,7 @@ function mount(root, data, opts = {}) {
     const added = addBias(data.bias, E, state.expert, state.bias)?.[e] ?? 0;
     const group = data.n_group > 1 && !kept.includes(Math.floor(e / size)) ? ", its group is dropped" : "";
     const fate = place < 0 ? `not chosen${group}` : `chosen as number ${place + 1}, weight ${shown(weights[place])}`;
-    return `Token ${token} “${data.tokens[token]}”, expert ${e}: score ${shown(scores[token][e])}, bias ${signed(added)}, choice score ${shown(choice[e])}; ${fate}.`;
+    return `Token ${token} “${isolated(shortened(data.tokens[token]))}”, expert ${e}: score ${shown(scores[token][e])}, bias ${signed(added)}, choice score ${shown(choice[e])}; ${fate}.`;
   }
 
   // Where things are: lines of experts below each other, a row per token in each.
@@ -96,7 +103,7 @@ function mount(root, data, opts = {}) {
 
   function fillTable() {
     const names = ["token", ...Array.from({ length: data.top_k }, (_, k) => `${k + 1}.`), "Σ"];
-    const rows = chosen.map((row, t) => h("tr", {}, h("th", { scope: "row" }, data.tokens[t]),
+    const rows = chosen.map((row, t) => h("tr", {}, h("th", { scope: "row", title: data.tokens[t] }, isolated(shortened(data.tokens[t]))),
       row.ids.map((e, k) => h("td", {}, `${e}: ${shown(row.weights[k])}`)), h("td", {}, total(row.weights).toFixed(3))));
     const head = h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)));
     table.replaceChildren(h("table", {}, h("caption", {}, "Expert: weight, in the order of choice"), h("thead", {}, head), h("tbody", {}, rows)));
@@ -144,9 +151,9 @@ function mount(root, data, opts = {}) {
   const resized = new ResizeObserver(draw);
   resized.observe(root);
   const deaf = onTheme(root, draw);
-  change(opts.state ?? {}, false);
+  change(known(opts.state ?? {}), false);
   return {
-    set: (wanted) => change(wanted, false),
+    set: (wanted) => change(known(wanted), false),
     get: () => ({ ...state }),
     destroy() {
       resized.disconnect();

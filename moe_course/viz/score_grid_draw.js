@@ -6,7 +6,7 @@ function drawToken(pen, view, t, x, y, colours) {
   pen.textAlign = "right";
   pen.font = (t === view.state.token ? "bold " : "") + MONO;
   pen.fillStyle = t === view.state.token ? colours.accent : colours.text;
-  pen.fillText(fitted(view.data.tokens[t], 11), x, y);
+  pen.fillText(isolated(fitted(view.data.tokens[t], 11)), x, y);
 }
 
 // One line of experts: numbers and groups on top, a row of tiles per token.
