@@ -66,7 +66,10 @@ def rehearse(
 
         everybody = run_threads(world_size, on_rank)
         exact = all(part["exact"] for part in everybody)
-        write_joined(path, describe(job, everybody, exact) | {"transport": "threads"})
+        meta = describe(job, everybody, exact) | {"transport": "threads"}
+        if stages is not None:  # they may leave routes out
+            meta["options"]["stages"] = repr(stages)
+        write_joined(path, meta)
         trace = Trace.load(path)
     passes = sorted(everybody[0]["seen"])
     both = [{key: [part["seen"][key][place] for part in everybody] for key in passes} for place in (0, 1)]

@@ -70,21 +70,30 @@ META = {
 #: Fields that are looked up inside others, and their types.
 NESTED = {
     "plan": dict.fromkeys(("world_size", "dp", "pp", "pcp", "tp", "ep_size"), int)
-    | {"placement": str, "experts_per_rank": list, "reduce_group": (str, type(None))},
+    | {"placement": str, "experts_per_rank": list, "nodes": list}
+    | dict.fromkeys(("dispatch_group", "reduce_group", "split_group"), (str, type(None))),
     "sizes": dict.fromkeys(("dispatch", "partial", "contribution"), int),
     "clock": {"source": str, "hosts": int, "comparable": bool, "note": str},
 }
-#: Fields with few values; `shape` is one of `backends.capabilities.SHAPES`.
+#: Fields with few values. Those of `shape`, `transport` and `dispatch_quant` are tables of other modules.
 ALLOWED = {
     "rows_dtype": ("float32", "bfloat16"),
     "combine_dtype": ("auto", "float32", "bfloat16"),
-    "plan.reduce_group": (None, "dp", "pp", "pcp", "tp", "ep"),
+    "device": ("cpu", "cuda"),
+    "plan.dispatch_group": (None, "ep", "dp", "pcp"),
+    "plan.reduce_group": (None, "tp"),
+    "plan.split_group": (None, "tp", "pcp"),
 }
 #: Fields that are sizes: the least, and the most, beyond which a file is damaged and not large.
 LEAST = dict.fromkeys(("world_size", "hidden_size", "experts", "top_k", "threads", "clock.hosts"), 1)
 LEAST |= dict.fromkeys([f"plan.{name}" for name in ("world_size", "dp", "pp", "pcp", "tp", "ep_size")], 1)
-LEAST |= dict.fromkeys([f"sizes.{name}" for name in ("dispatch", "partial", "contribution")], 0) | {"prefill_passes": 0}
+LEAST |= dict.fromkeys([f"sizes.{name}" for name in ("dispatch", "partial", "contribution")], 0) | {"prefill_passes": 1}
 MOST = dict.fromkeys(("world_size", "experts", "top_k", "plan.ep_size"), 2**16) | {"hidden_size": 2**24}
+MOST |= {"plan.pp": 1}  # pipelines are planned, and not recorded
+#: Options of a run in which rows may get fewer routes than K, twice the same expert, or weights of any kind.
+LOOSE = ("stages", "faults", "overrides")
+#: A run is shorter than this, in nanoseconds (104 days): a browser has no whole numbers beyond.
+LONGEST = 2**53
 
 
 def dtype_of(name: str) -> torch.dtype:

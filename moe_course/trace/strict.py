@@ -31,7 +31,8 @@ def placement_of(meta: dict, folder: Path) -> Placement:
     plan = meta["plan"]
     try:
         counts = plan["experts_per_rank"]
-        placement = make_placement(plan["ep_size"], meta["experts"], plan["placement"])
+        nodes = tuple(plan["nodes"])
+        placement = make_placement(plan["ep_size"], meta["experts"], plan["placement"], "as traced", nodes)
     except (TypeError, MoECourseError) as error:
         raise TraceError(f"{folder}/meta.json: plan cannot be read: {error}") from None
     mine = [placement.num_local(rank) for rank in range(placement.ep_size)]
@@ -46,6 +47,9 @@ def placement_of(meta: dict, folder: Path) -> Placement:
 def read_rank(folder: Path, rank: int, meta: dict, placement: Placement) -> dict[str, torch.Tensor]:
     """All tensors of one rank. Raises TraceError naming file, column and both values."""
     path = folder / file_of(rank)
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "no file"
+        raise TraceError(f"{path} is {what}, expected the file that rank {rank} wrote")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
@@ -115,14 +119,6 @@ def _check_ranges(path: Path, rank: int, columns: dict[str, torch.Tensor], meta:
                 f"{int(columns['expert'][at])}; the plan ({placement.strategy}, {placement.ep_size} EP ranks) says "
                 f"{int(should[at])}"
             )
-    keys = torch.stack([columns[name] for name in ("step", "layer", "row", "k")], dim=1)
-    found, counts = keys.unique(dim=0, return_counts=True)
-    if len(found) != len(keys):
-        step, layer, row, k = found[counts.argmax()].tolist()
-        raise TraceError(
-            f"{path}: column k has {int(counts.max())} entries of {k} for row {row} of step {step}, layer {layer}, "
-            "expected 1"
-        )
 
 
 def _check_tokens(path: Path, columns: dict[str, torch.Tensor], meta: dict) -> None:

@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moe_course.backends.capabilities import SHAPES, shape_of
+from moe_course.backends.support import TRANSPORTS
 from moe_course.errors import TraceError
+from moe_course.quant import FORMATS
 from moe_course.trace.schema import ALLOWED, LEAST, META, MOST, NESTED, SCHEMA
+from moe_course.trace.strict_plan import check_plan
+
+_TABLES = {"shape": tuple(SHAPES), "transport": TRANSPORTS, "dispatch_quant": ("none", *FORMATS)}
 
 
 def check_meta(meta: object, folder: Path) -> dict:
@@ -26,7 +31,7 @@ def check_meta(meta: object, folder: Path) -> dict:
             if key not in meta[name]:
                 raise TraceError(f"{file}: field {name} has no {key}; it has {', '.join(meta[name])}")
             _check_kind(file, f"{name}.{key}", meta[name][key], kind)
-    for name, allowed in (ALLOWED | {"shape": tuple(SHAPES)}).items():
+    for name, allowed in (ALLOWED | _TABLES).items():
         value = _look_up(meta, name)
         if value not in allowed:
             _refuse(file, name, value, " or ".join("null" if one is None else one for one in allowed))
@@ -41,6 +46,7 @@ def check_meta(meta: object, folder: Path) -> dict:
         raise TraceError(f"{file}: field reduce_in_node is True and shape is {meta['shape']!r}, expected 'two_hop'")
     _check_texts(file, meta)
     _check_lists(file, meta)
+    check_plan(file, meta)
     return meta
 
 
@@ -78,9 +84,10 @@ def _check_texts(file: Path, meta: dict) -> None:
 
 def _check_lists(file: Path, meta: dict) -> None:
     """Lists that tell of the same ranks, or of the same prompts, are of one length."""
-    for name in ("routes", "plan.experts_per_rank"):
+    for name in ("routes", "plan.experts_per_rank", "plan.nodes"):
         if not _ids(_look_up(meta, name)):
-            _refuse(file, name, _look_up(meta, name), "a list with a number for each rank")
+            each = "host" if name == "plan.nodes" else "rank"
+            _refuse(file, name, _look_up(meta, name), f"a list with a number for each {each}")
     lengths = {"world_size": meta["world_size"], "plan.world_size": meta["plan"]["world_size"]}
     lengths["routes"] = len(meta["routes"])
     if len(set(lengths.values())) > 1:

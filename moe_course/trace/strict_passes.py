@@ -16,7 +16,6 @@ def check_passes(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     _check_spans(path, tensors)
     _check_times(path, tensors)
     _check_routes_were_timed(path, tensors)
-    _check_rows(path, tensors)
 
 
 def _first(bad: torch.Tensor) -> list[int]:
@@ -44,6 +43,8 @@ def _check_spans(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def _check_times(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     begin, end = tensors["span_begin_ns"], tensors["span_end_ns"]
+    for at in _first(begin < 0):
+        raise TraceError(f"{path}: column span_begin_ns, entry {at}, is {int(begin[at])}, expected 0 or more")
     for at in _first((begin > end) | (begin < torch.cat([begin[:1], end[:-1]]))):
         raise TraceError(
             f"{path}: column span_begin_ns, entry {at}, is {int(begin[at])}: before the span ahead of it ended, or "
@@ -64,22 +65,3 @@ def _check_routes_were_timed(path: Path, tensors: dict[str, torch.Tensor]) -> No
                 f"{path}: columns step and layer, entry {at}, are {step} and {layer}: the rank has no span there; it "
                 f"went through layers {layers} in {len({step for step, _ in timed})} passes"
             )
-
-
-def _check_rows(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """In a pass a row is one token, in every layer and for each of its K choices; and no two rows are the same one."""
-    names = ("step", "row", "prompt", "position")
-    of_pass = torch.stack([tensors[name] for name in names], dim=1).unique(dim=0)  # [rows of all passes, 4], in order
-    for at in _first((of_pass[1:, :2] == of_pass[:-1, :2]).all(dim=1)):
-        (step, row, *one), (*_, prompt, position) = of_pass[at].tolist(), of_pass[at + 1].tolist()
-        raise TraceError(
-            f"{path}: columns prompt and position of row {row} of step {step} are {tuple(one)} and "
-            f"{(prompt, position)}; a row is one token in every layer"
-        )
-    tokens, counts = of_pass[:, [0, 2, 3]].unique(dim=0, return_counts=True)
-    for at in _first(counts > 1):
-        step, prompt, position = tokens[at].tolist()
-        raise TraceError(
-            f"{path}: column row has {int(counts[at])} rows of step {step} for position {position} of prompt {prompt}, "
-            "expected 1"
-        )

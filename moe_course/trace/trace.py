@@ -21,6 +21,7 @@ from moe_course.trace.record import Recorder
 from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, VALUES
 from moe_course.trace.strict import check_files, file_of, placement_of, read_rank
 from moe_course.trace.strict_meta import check_meta
+from moe_course.trace.strict_run import check_run
 
 if TYPE_CHECKING:
     from moe_course.trace.join import Explanation
@@ -121,6 +122,7 @@ class Trace:
         check_files(folder, meta["world_size"])
         placement = placement_of(meta, folder)
         parts = [read_rank(folder, rank, meta, placement) for rank in range(meta["world_size"])]
+        check_run(folder, meta, placement, parts)
         columns = {name: torch.cat([part.pop(name) for part in parts]) for name in COLUMNS}
         return cls(meta, columns, tuple(parts))
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from layer_cases import make_config, make_layer, make_weights
 from safetensors.torch import save_file
-from trace_cases import meta_of, rank_tensors, write_file, write_meta
+from trace_cases import files_of, meta_of, texts_of, write_file, write_meta
 
 from moe_course.backends import BACKENDS
+from moe_course.backends.capabilities import names_of
 from moe_course.backends.configure import configure
 from moe_course.cli import main
 from moe_course.comm.ledger import Ledger
@@ -26,6 +27,7 @@ from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement, make_placement
 from moe_course.options import TINY
 from moe_course.trace.record import Recorder
+from moe_course.trace.strict_rows import planned_rows
 from moe_course.trace.trace import write_joined, write_rank
 
 ROWS, LAYERS, K, E = 23, 3, 4, 14
@@ -96,16 +98,23 @@ def test_two_dimensions_are_one_layer(tmp_path):
 
 
 def write_trace(folder: Path, ids: torch.Tensor, rank: torch.Tensor, step: torch.Tensor, **plan) -> None:
-    """The files of `moe-course run --trace`; routes of -1 are not in them."""
-    routes = []
+    """The files of `moe-course run --trace`, with a router that left routes out; those are not in them."""
+    parts, steps = [], range(int(step.max()) + 1)
+    rows = [[int(((rank == r) & (step == s)).sum()) for r in range(3)] for s in steps]
     for r in range(3):
         row, layer, k = ((ids >= 0) & (rank == r)[:, None, None]).nonzero(as_tuple=True)
         first = torch.tensor([int(((rank == r) & (step == s) & (torch.arange(len(rank)) < i)).sum()) for i, s in
                               enumerate(step.tolist())])  # fmt: skip
         columns = {"step": step[row], "layer": layer + 1, "row": first[row], "k": k}
-        write_file(folder, r, rank_tensors(r, 3, E, columns | {"expert": ids[row, layer, k].long()}))
-        routes.append(len(row))
-    write_meta(folder, meta_of(3, E, plan=plan), routes)
+        parts.append(columns | {"expert": ids[row, layer, k].long()})
+    meta = meta_of(3, E, top_k=K, options={"stages": "my_moe"}, plan=plan, **texts_of(rows))
+    write_all(folder, meta, parts)
+
+
+def write_all(folder: Path, meta: dict, parts: list[dict[str, torch.Tensor]]) -> None:
+    for r, tensors in enumerate(files_of(meta, parts)):
+        write_file(folder, r, tensors)
+    write_meta(folder, meta, [len(part["row"]) for part in parts])
 
 
 def test_a_trace_knows_ranks_steps_and_layers(tmp_path):
@@ -133,15 +142,16 @@ def test_rows_that_tp_ranks_shared_are_put_together_again(tmp_path):
     """Without dispatch every rank holds all rows, and records the routes to its own experts."""
     ids = random_ids(6)
     ids[2, :, 0] = 5  # no row without routes
-    placement, routes = make_placement(3, E), []
+    placement, parts = make_placement(3, E), []
     for r in range(3):
         owner = torch.where(ids >= 0, placement.owner[ids.long().clamp(min=0)], -1)
         mine = torch.where(owner == r, ids, -1)
         row, layer, k = (mine >= 0).nonzero(as_tuple=True)
-        columns = {"layer": layer + 1, "row": row, "k": k, "expert": mine[row, layer, k].long()}
-        write_file(tmp_path, r, rank_tensors(r, 3, E, columns))
-        routes.append(len(row))
-    write_meta(tmp_path, meta_of(3, E, plan={"reduce_group": "tp", "tp": 3}), routes)
+        columns = {"step": torch.zeros_like(row), "layer": layer + 1, "row": row, "k": k}
+        parts.append(columns | {"expert": mine[row, layer, k].long()})
+    plan = {"dp": 1, "tp": 3, "dispatch_group": None, "reduce_group": "tp"}
+    shape = {"backend": "no_dp_ep", "shape": "no_dp_ep", "options": {"stages": "my_moe"}}
+    write_all(tmp_path, meta_of(3, E, top_k=K, plan=plan, **shape, **texts_of([[6]])), parts)
     routing = read_routing(tmp_path)
     assert torch.equal(routing.ids, ids) and routing.rank is None
     assert "TP ranks shared" in routing.notes[0]
@@ -407,21 +417,26 @@ def test_a_replayed_trace_moves_what_the_ledger_of_its_run_counted(tmp_path, nam
     """Real layers in threads, recorded as a run is; the replay knows nothing but the files."""
     config, ranks, folder = make_config(9, 3, 16, 8), 3, tmp_path / "trace"
     weights, placement = make_weights(config, torch.float32), make_placement(3, 9, ranks_per_node=2)
+    steps, backend = [[4, 0, 6], [1, 0, 1]], configure(name, max_num_tokens=6)
+    texts = texts_of(steps)
+    meta = meta_of(ranks, 9, top_k=3, plan={"nodes": [2, 1]}, backend=names_of(name)[0], shape=name,
+                   capacity=backend.capacity, **texts)  # fmt: skip
 
     def run(comm):
         recorder = Recorder()
-        layer = make_layer(weights, placement, comm, configure(name, max_num_tokens=6), layer=1, on_event=recorder)
+        layer = make_layer(weights, placement, comm, backend, layer=1, on_event=recorder)
         comm.ledger = Ledger()
-        for step, n in enumerate([(4, 0, 6), (1, 1, 0)]):
-            comm.step, rows = step, torch.randn(n[comm.rank], 16)
-            recorder.on_pass(step, torch.arange(len(rows)), [(0, i) for i in range(len(rows))])
+        for step, places in enumerate(planned_rows(meta)[comm.rank]):
+            comm.step, rows = step, torch.randn(len(places), 16)
+            tokens = [(texts["prompts"][p]["tokens"] + texts["new_tokens"][p])[at] for p, at in places]
+            recorder.on_pass(step, torch.tensor(tokens).long(), places)
             layer(rows)
         ledger, comm.ledger = comm.ledger, Ledger()
         write_rank(folder, comm.rank, recorder, {})
         return ledger
 
     counted = Ledger.merge(run_threads(ranks, run)).total()
-    write_joined(folder, meta_of(ranks, 9))
+    write_joined(folder, meta)
     routing = read_routing(folder)
     rank, sizes = ranks_of_rows(routing, ranks, None), row_sizes(16, "float32")
     found = replay(routing, rank, placement, sizes, max_num_tokens=6)
