@@ -23,7 +23,7 @@ body { margin: 0 auto; max-width: 1116px; padding: 12px; color: #1b1b1b; backgro
 """
 _NO_SCRIPT = (
     "<noscript><p><b>The pictures are missing:</b> they are drawn by JavaScript, which is switched off or blocked in "
-    "this browser. Allow it for this file and load the page again. What is in words and tables needs none.</p></noscript>"
+    "this browser. Allow it for this file and load it again. What stands in words and tables needs none.</p></noscript>"
 )
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 

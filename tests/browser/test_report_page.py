@@ -104,6 +104,15 @@ def test_light_and_dark_are_readable_and_axe_finds_nothing(page, axe, scheme):
     assert found + checks.quiet(page) == []
 
 
+@pytest.mark.parametrize("width", [320, 375, 1280])
+def test_it_does_not_scroll_sideways(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    frames(page)
+    found = page.evaluate("document.documentElement.scrollWidth")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    assert found <= width
+
+
 def test_a_token_chosen_in_the_text_is_the_one_the_player_follows(page):
     player = page.locator("[data-picture=token_flow]")
     for prompt, place, row in ((2, 4, 4), (0, 1, 1)):
