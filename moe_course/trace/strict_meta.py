@@ -80,6 +80,9 @@ def _check_texts(file: Path, meta: dict) -> None:
     for token, text in meta["token_text"].items():
         if not isinstance(text, str) or not token.isdecimal():
             _refuse(file, f"token_text[{token!r}]", text, "the text of a token, under its id")
+    occurring = {token for prompt in meta["prompts"] for token in prompt["tokens"]}.union(*meta["new_tokens"])
+    for token in sorted(occurring - set(map(int, meta["token_text"]))):
+        raise TraceError(f"{file}: field token_text has no text for token {token}, which prompts or new_tokens hold")
 
 
 def _check_lists(file: Path, meta: dict) -> None:

@@ -95,10 +95,13 @@ def _rest(meta: dict) -> list[tuple[str, bool, str]]:
     places = options.get("max_num_batched_tokens", defaults.max_num_batched_tokens)
     capacity = places if SHAPES[meta["shape"]].fixed else None
     why = "null: it has no fixed places" if capacity is None else f"{capacity}, the run's max_num_batched_tokens"
+    nodes = ",".join(map(str, meta["plan"]["nodes"]))
     nccl = "'nccl'" if meta["device"] == "cuda" else "another than 'nccl'"
     return [
         ("capacity", meta["capacity"] == capacity, f"{why} (shape {meta['shape']!r})"),
         ("transport", (meta["transport"] == "nccl") == (meta["device"] == "cuda"), f"{nccl} on {meta['device']!r}"),
+        ("plan.nodes", "," not in nodes or options.get("ranks_per_node") == nodes,
+         f"those of the option ranks_per_node, {options.get('ranks_per_node')!r}"),
         ("clock.hosts", clock["hosts"] <= meta["world_size"], f"at most world_size {meta['world_size']}"),
         ("clock.comparable", clock["comparable"] == (clock["hosts"] == 1),
          f"{clock['hosts'] == 1} with clock.hosts {clock['hosts']}: clocks of several hosts differ"),

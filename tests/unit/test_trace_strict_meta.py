@@ -64,6 +64,8 @@ META = {
     "new tokens of text": (to("new_tokens", [["a"]]), r"field new_tokens\[0\] is \['a'\], expected a list of token"),
     "tokens of text": (to("prompts", [{"prompt": "x", "tokens": ["a"]}]), "prompt 0 is .*, expected its text and its"),
     "a prompt of numbers": (to("prompts", [{"prompt": 1, "tokens": [1]}]), "prompt 0 is .*, expected its text and its"),
+    "a node more": (within("plan", "nodes", [1, 1]), "field plan.nodes is .1, 1., expected those of the option ra"),
+    "a token without text": (lambda meta: meta["token_text"].pop("71"), "token_text has no text for token 71, which"),
     "text of a token": (to("token_text", {"5": 3}), r"field token_text\['5'\] is 3, expected the text of a token"),
     "routes of text": (to("routes", ["4", 4]), r"field routes is \['4', 4\], expected a list with a number for each"),
     "experts without end": (to("experts", 2**40), "field experts is 1099511627776, expected 1 to 65536"),
