@@ -9,6 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from moe_course.result import why_reported
+
 VERDICTS = {"equal": "bold green", "different": "bold red", "failed": "bold red"}
 
 
@@ -110,13 +112,20 @@ def _ledger_table(result: dict) -> Table:
         table.add_column(name, justify="left" if name == "operation" else "right")
     totals: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in result["ledger"]:
+        counted = entry if entry["layer"] >= 0 else _agreed(entry)
         for key in ("messages", "rows", "payload", "padding", "metadata"):
-            totals[entry["op"]][key] += entry[key]
-            totals["all"][key] += entry[key]
+            totals[entry["op"]][key] += counted[key]
+            totals["all"][key] += counted[key]
     totals["all"] = totals.pop("all", totals["all"])
     for op, total in totals.items():
         table.add_row(op, *(f"{total[key]:,}" for key in ("messages", "rows", "payload", "padding", "metadata")))
     return table
+
+
+def _agreed(entry: dict) -> dict:
+    """A line of the ledger about what ranks agree on outside of layers: bytes, none of them of a row."""
+    none = {"rows": 0, "payload": 0, "padding": 0}
+    return entry | none | {"metadata": entry["payload"] + entry["padding"] + entry["metadata"]}
 
 
 def _moved_table(result: dict) -> Table:
@@ -152,7 +161,7 @@ def _verdict_line(result: dict) -> Text:
         same = sum(bool(prompt["matches_reference"]) for prompt in result["prompts"])
         detail = (
             f"{result['dtype']}: {same} of {len(result['prompts'])} texts equal, "
-            f"logits differ by up to {result['max_abs_logit_diff']:.1e}; {_why_reported(result)}"
+            f"logits differ by up to {result['max_abs_logit_diff']:.1e}; {why_reported(result)}"
         )
     else:
         detail = "; ".join(result["failures"][:3])
@@ -166,14 +175,6 @@ def _quantised_line(found: dict) -> str:
     return (
         f"{line}rows differ by {found['relative_rms']:.1%} (root mean square), a number by up to {found['max_abs']:.2g}"
     )
-
-
-def _why_reported(result: dict) -> str:
-    if result["quantised"]:
-        return f"rows are quantised ({result['quantised']['format']}), so equality is not promised"
-    if result["dtype"] == "float32":
-        return "what comes home is rounded to bfloat16, so equality is not promised"
-    return "equality is promised for float32 only"
 
 
 def _printable(text: str) -> str:

@@ -50,11 +50,10 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
             ended = launch([*argv, *traced], world_size, display.on_event, options.time_limit, nodes=nodes)
     except KeyboardInterrupt:
         print("error: interrupted, all ranks were ended", file=sys.stderr)
+        _say_report(options, nodes, False)
         return 130
     if ended.result is not None:
         print_result(ended.result, console, options.timings)
-        if options.report is not None and options.report.exists():
-            console.print(f"report     {options.report}: open it in a browser", soft_wrap=True)
     elif nodes.node_rank and not ended.error:
         console.print("the ranks of this node are done; texts, figures and verdict are on node 0")
     if ended.error:
@@ -63,6 +62,7 @@ def launch_run(options: RunOptions, nodes: Nodes) -> int:
             print(f"  {line}", file=sys.stderr)
         if ended.result is None:
             write_failure(options, ended.error)
+    _say_report(options, nodes, any(event["event"] == "report" for event in ended.events))
     return ended.returncode
 
 
@@ -78,10 +78,21 @@ def _trace_of_report(options: RunOptions, nodes: Nodes) -> Iterator[list[str]]:
         yield [f"--trace={Path(folder) / 'trace'}"]
 
 
+def _say_report(options: RunOptions, nodes: Nodes, written: bool) -> None:
+    """Where the page is; and that a page which is there is not of this run, when this run wrote none."""
+    if options.report is None or nodes.node_rank:
+        return
+    if written:
+        print(f"report     {options.report}: open it in a browser")
+    elif options.report.is_file():
+        print(f"report     {options.report} is of an earlier run and was left as it is: this run wrote none")
+
+
 def write_failure(options: RunOptions, error: str) -> None:
     """`--json` is written also when nothing came of the run."""
     if options.json_file:
-        from moe_course.result import SCHEMA, write_json
+        from moe_course.result import SCHEMA
+        from moe_course.targets import write_json
 
         with contextlib.suppress(MoECourseError):  # that may be what failed
             content = {"schema": SCHEMA, "error": error.removeprefix("error: "), "verdict": "failed"}

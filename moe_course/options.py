@@ -17,6 +17,7 @@ from moe_course.errors import ConfigError
 from moe_course.flags import ParallelConfig, parallel_config
 from moe_course.guard.faultspec import FaultSpec, parse_fault, parse_override
 from moe_course.prompts import DEFAULT_PROMPTS
+from moe_course.targets import check_place, check_targets
 
 #: The model that comes with the package.
 TINY = Path(__file__).parent / "glm" / "tiny"
@@ -155,11 +156,11 @@ class RunOptions:
                 f"{traced} needs expert parallelism: without it every rank holds a slice of each expert, and a route "
                 "has no owner; add --enable-expert-parallel"
             )
-        for name, path in (("--json", self.json_file), ("--trace", self.trace), ("--report", self.report)):
-            if path is not None and not path.parent.is_dir():
-                raise ConfigError(f"{name} {path}: folder {path.parent} does not exist")
-            if path is not None and not os.access(path if path.is_dir() else path.parent, os.W_OK):
-                raise ConfigError(f"{name} {path}: cannot write there")
+        check_targets({"--json": self.json_file, "--report": self.report}, self.trace)
+        if self.trace is not None:
+            if self.trace.exists() and not self.trace.is_dir():
+                raise ConfigError(f"--trace {self.trace}: is a file; name a folder")
+            check_place("--trace", self.trace)
 
     def fault_specs(self) -> list[FaultSpec]:
         return [parse_fault(text) for text in self.faults]

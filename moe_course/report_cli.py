@@ -20,12 +20,14 @@ def report(
     moe-course run --check --trace trace && moe-course report trace
     moe-course report trace --out page.html
     """
-    from rich.console import Console
+    from moe_course.targets import check_targets, write_text
 
-    from moe_course.trace.report import report_of, write_report
+    file = out if out is not None else folder / "report.html"
+    check_targets({"--out": file}, folder)
 
-    file = out or folder / "report.html"
+    from moe_course.trace.report import report_of
+
     text = report_of(folder)
-    write_report(text, file)
-    Console().print(f"report     {file} ({len(text) / 1e6:.1f} MB): open it in a browser", soft_wrap=True)
+    write_text(file, text)
+    print(f"report     {file} ({len(text) / 1e6:.1f} MB): open it in a browser")
     return 0

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
-
-from moe_course.errors import ConfigError
 
 SCHEMA = "moe_course.run/1"
 #: The JSON of a run in the folder of its trace.
@@ -30,7 +25,9 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
     tokens = [generations[i][1].tokens for i in range(len(prompts))]
     comparison = _compare(job, everybody, generations, tokens, reference)
     ledger = Ledger.merge(part["ledger"] for part in everybody)
-    total, moved = ledger.total(), _moved(job, everybody)
+    total, inside, moved = ledger.total(), ledger.of_layers(), _moved(job, everybody)
+    rows = inside.total()  # what is agreed on outside of layers has a number of bytes, but no row of theirs
+    metadata = total.payload + total.padding + total.metadata - rows.payload - rows.padding
     bound = sum(row["bound"] for row in moved)
     payload = sum(row["payload"] for row in moved)
     result = {
@@ -61,8 +58,8 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "routed_rows_compared": comparison.rows_compared if comparison else None,
         "near_ties": comparison.near_ties if comparison else [],
         "rows_after_near_ties": comparison.excused if comparison else None,
-        "rows": {"sent": total.rows, "received": ledger.rows_received},
-        "bytes": {"payload": total.payload, "padding": total.padding, "metadata": total.metadata},
+        "rows": {"sent": rows.rows, "received": inside.rows_received},
+        "bytes": {"payload": rows.payload, "padding": rows.padding, "metadata": metadata},
         "bound": {"payload": bound, "ratio": payload / bound if bound else None},
         "moved": moved,
         "across_nodes": _across_nodes(plan, ledger),
@@ -209,8 +206,17 @@ def _verdict(comparison, dtype) -> str:
     return "equal" if comparison.equal else "different"
 
 
+def why_reported(result: dict) -> str:
+    """Why the verdict of a run that was compared is "reported": what its options do to sums and rows."""
+    if result["quantised"]:
+        return f"rows are quantised ({result['quantised']['format']}), so equality is not promised"
+    if result["dtype"] == "float32":
+        return "what comes home is rounded to bfloat16, so equality is not promised"
+    return "equality is promised for float32 only"
+
+
 def _rank_row(part: dict, plan) -> dict:
-    mine = plan.rank(part["rank"])
+    mine, inside = plan.rank(part["rank"]), part["ledger"].of_layers()
     return {
         "rank": mine.rank,
         "dp": mine.dp,
@@ -225,23 +231,8 @@ def _rank_row(part: dict, plan) -> dict:
         "bytes_read": part["report"].bytes_read,
         "bytes_skipped": part["report"].bytes_skipped,
         "tensors_ignored": part["report"].ignored,
-        "rows_sent": part["ledger"].total().rows,
-        "rows_received": part["ledger"].rows_received,
+        "rows_sent": inside.total().rows,
+        "rows_received": inside.rows_received,
         "waited_s": round(part["waited_s"], 4),
         "peak_rss": part["peak_rss"],
     }
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file, see `write_text`."""
-    write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write atomically: readers see the old file or the whole new one. Raises ConfigError if that is impossible."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

@@ -19,7 +19,8 @@ from moe_course.errors import ConfigError, MoECourseError, VerificationFailed
 from moe_course.launch import EVENTS_ENV, PLAN_FILE, RESULT_ENV, emit
 from moe_course.options import TINY, RunOptions
 from moe_course.rank_program import run_rank
-from moe_course.result import RESULT_FILE, SCHEMA, build_result, write_json
+from moe_course.result import RESULT_FILE, SCHEMA, build_result
+from moe_course.targets import write_json, write_text
 
 
 def rank_main(options: RunOptions) -> int:
@@ -79,9 +80,10 @@ def _run(options: RunOptions, rank: int, guard) -> None:
                 _join_trace(job, everybody, facts)
                 write_json(options.trace / RESULT_FILE, result)
             if options.report:
-                from moe_course.trace.report import report_of, write_report
+                from moe_course.trace.report import report_of
 
-                write_report(report_of(options.trace), options.report)
+                write_text(options.report, report_of(options.trace))
+                report("report", file=str(options.report))
             if comparison is not None and not comparison.equal and result["verdict"] == "different":
                 yours = f"; stages of yours: {', '.join(map(str, job.own.files.values()))}" if job.own else ""
                 raise VerificationFailed("; ".join(comparison.failures[:3]) + yours)

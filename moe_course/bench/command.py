@@ -185,6 +185,6 @@ def _measure(console, module: str, rounds: int) -> list[dict]:
 
 def _store(file: Path | None, name: str, rounds: int, figures: list[dict]) -> None:
     if file is not None:
-        from moe_course.result import write_json
+        from moe_course.targets import write_json
 
         write_json(file, {"schema": f"moe_course.bench.{name}/1", "rounds": rounds, "figures": figures})

@@ -85,7 +85,8 @@ class Comm(CheckedTransport):
         matrix = self._agree("all_to_all_rows", rows, (), send_counts, receive_counts)
         self._record("all_to_all_rows", rows, (), send_counts)
         received = self._all_to_all_views(parts, matrix)
-        self.ledger.rows_received += sum(len(part) for source, (part,) in enumerate(received) if source != self.rank)
+        came = sum(len(part) for source, (part,) in enumerate(received) if source != self.rank)
+        self.ledger.receive(self.layer, came)
         self._done()
         return [from_bytes(part, rows) for (part,) in received]
 

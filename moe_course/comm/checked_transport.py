@@ -117,7 +117,7 @@ class CheckedTransport(Transport):
 
     def _received(self, parts: list[torch.Tensor], like: Sequence[torch.Tensor], matrix: torch.Tensor) -> Rows:
         counts = matrix[:, self.rank].tolist()
-        self.ledger.rows_received += len(parts[0]) - counts[self.rank]
+        self.ledger.receive(self.layer, len(parts[0]) - counts[self.rank])
         self._done()
         rows, *metadata = (from_bytes(part, tensor) for part, tensor in zip(parts, like, strict=True))
         return Rows(rows, tuple(metadata), counts, matrix)

@@ -32,15 +32,31 @@ class Entry:
 class Ledger:
     """Entries by `(op, layer, src, dst)`. A rank writes what it sends, so `src` is its own rank.
 
-    `rows_received` is counted by the receiver, from what arrived: over all ranks it must equal the rows sent.
+    `received` is counted by the receiver, layer by layer and from what arrived: over all ranks it must equal the rows
+    sent. A layer of -1 is what ranks agree on outside of layers, such as whether a text has ended.
     """
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int, int, int], Entry] = defaultdict(Entry)
-        self.rows_received = 0
+        self.received: dict[int, int] = defaultdict(int)  # layer -> rows
 
     def add(self, op: str, layer: int, src: int, dst: int, entry: Entry) -> None:
         self.entries[op, layer, src, dst].add(entry)
+
+    def receive(self, layer: int, rows: int) -> None:
+        self.received[layer] += rows
+
+    @property
+    def rows_received(self) -> int:
+        """Rows that came, in all layers and outside of them."""
+        return sum(self.received.values())
+
+    def of_layers(self) -> Ledger:
+        """What the layers moved, without what ranks agreed on outside of them."""
+        inside = Ledger()
+        inside.entries.update((key, entry) for key, entry in self.entries.items() if key[1] >= 0)
+        inside.received.update((layer, rows) for layer, rows in self.received.items() if layer >= 0)
+        return inside
 
     def total(self, op: str | None = None, layer: int | None = None) -> Entry:
         """Sum over entries, optionally of one operation or layer."""
@@ -60,7 +76,8 @@ class Ledger:
         """One ledger of all ranks."""
         merged = cls()
         for ledger in ledgers:
-            merged.rows_received += ledger.rows_received
+            for layer, rows in ledger.received.items():
+                merged.received[layer] += rows
             for key, entry in ledger.entries.items():
                 merged.entries[key].add(entry)
         return merged

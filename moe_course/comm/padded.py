@@ -82,7 +82,7 @@ def exchange_padded(
         )
     theirs = [block[_HEAD:] for block in blocks]
     here = _for(theirs, sections, rank)
-    comm.ledger.rows_received += sum(int(here[source].sum()) for source in range(size) if source != rank)
+    comm.ledger.receive(comm.layer, sum(int(here[source].sum()) for source in range(size) if source != rank))
     tensors = [
         from_bytes(segment.reshape(-1, row_bytes(rows)), rows).view(-1, capacity, *rows.shape[1:])
         if segment.numel()

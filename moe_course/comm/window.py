@@ -102,6 +102,6 @@ def flush(comm: Comm, window: Window) -> None:
 def wait(comm: Comm, window: Window) -> torch.Tensor:
     """See `Comm.wait`."""
     comm._await()
-    comm.ledger.rows_received += int(window.matrix[:, comm.rank].sum() - window.matrix[comm.rank, comm.rank])
+    comm.ledger.receive(comm.layer, int(window.matrix[:, comm.rank].sum() - window.matrix[comm.rank, comm.rank]))
     comm._done()
     return window.of(comm.rank)

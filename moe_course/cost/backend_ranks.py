@@ -19,7 +19,7 @@ from moe_course.launch import RESULT_ENV, emit
 from moe_course.options import TINY
 from moe_course.parallel import make_plan
 from moe_course.rank_program import run_rank
-from moe_course.result import write_json
+from moe_course.targets import write_json
 
 _TENSORS = ("ids", "rank", "batch")
 

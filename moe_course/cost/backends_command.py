@@ -118,7 +118,7 @@ def backends(
     found = build_result(job, parts, refused, notes, transport.value, file)
     print_backends(console, found)
     if json_file is not None:
-        from moe_course.result import write_json
+        from moe_course.targets import write_json
 
         write_json(json_file, found)
     if found["failures"]:

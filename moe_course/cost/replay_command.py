@@ -109,7 +109,7 @@ def replay(
     found |= {"dispatch_quant": quant, "combine_dtype": home}
     print_replay(console, found)
     if json_file is not None:
-        from moe_course.result import write_json
+        from moe_course.targets import write_json
 
         write_json(json_file, found)
     return 0

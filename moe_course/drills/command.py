@@ -62,7 +62,7 @@ def drill(
     named = line is not None and all(part in line for part in chosen.says)
     _print_outcome(console, chosen, raw, outcome, named, ended)
     if json_file is not None:
-        from moe_course.result import write_json
+        from moe_course.targets import write_json
 
         content = {
             "schema": "moe_course.drill/1",

@@ -19,8 +19,8 @@ from moe_course.errors import ConfigError, MoECourseError
 from moe_course.flags import ParallelConfig, parallel_config
 from moe_course.options import DEFAULT_RANKS, TINY, parse_ranks_per_node
 from moe_course.planner.document import SCHEMA, dumps, plan_json
-from moe_course.result import write_text
 from moe_course.run_flags import RanksPerNodeFlag, Strategy, Transport
+from moe_course.targets import write_text
 
 if TYPE_CHECKING:
     from moe_course.parallel import Plan

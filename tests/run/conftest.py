@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -116,3 +117,16 @@ def warm(course):
     """`course`, whose processes start warm: for tests of what runs do, not of how Python starts."""
     with warm_starts():
         yield course
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory):
+    """Folder of a run with `trace/` and its page `run.html`, and the run's figures. Nobody changes them."""
+    folder = tmp_path_factory.mktemp("report")
+    prompts = ("def add(a, b):", "</script><img src=x onerror=alert(1)>", "größe")
+    asked = ("--device=cpu", "--world-size=4", "--max-new-tokens=3", *(f"--prompt={text}" for text in prompts))
+    with warm_starts():
+        ended = Course(folder).run(*asked, "--trace", str(folder / "trace"), "--report", str(folder / "run.html"))
+    assert ended.returncode == 0, ended.stderr
+    assert re.sub(r"\s", "", f"{folder}/run.html: open it in a browser") in re.sub(r"\s", "", ended.stdout)
+    return folder, ended.result

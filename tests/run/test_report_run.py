@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import html
 import json
 import re
 
-import pytest
+from report_cases import rows_of
 
 from moe_course.cli import main
-from moe_course.errors import TraceError
-from moe_course.trace import Trace
-from moe_course.trace.report import report, report_of, write_report
+from moe_course.launch import RunResult
+from moe_course.trace import Trace, report_tables
+from moe_course.viz.flow_data import printable
 
 PROMPTS = ("def add(a, b):", "</script><img src=x onerror=alert(1)>", "größe")
-ASKED = ("--device=cpu", "--world-size=4", "--max-new-tokens=3", *(f"--prompt={text}" for text in PROMPTS))
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """A page made by a run, and one made later from the folder of its trace."""
-    from warm import warm_starts
-
-    from conftest import Course
-
-    folder = tmp_path_factory.mktemp("report")
-    with warm_starts():
-        course = Course(folder)
-        ended = course.run(*ASKED, "--trace", str(folder / "trace"), "--report", str(folder / "run.html"))
-    assert ended.returncode == 0, ended.stderr
-    assert re.sub(r"\s", "", f"{folder}/run.html: open it in a browser") in re.sub(r"\s", "", ended.stdout)
-    return folder, ended.result
 
 
 def data_of(text: str) -> dict[str, dict]:
@@ -66,53 +51,61 @@ def test_tables_hold_the_figures_of_the_run(told):
     folder, result = told
     text = (folder / "run.html").read_text(encoding="utf-8")
     routes = Trace.load(folder / "trace").columns["owner_rank"].bincount(minlength=4).tolist()
-    for rank, numbers in enumerate(result["ranks"]):
-        row = next(row for row in re.findall(r"<tr>(.*?)</tr>", text) if row.startswith(f"<td>{rank}</td><td>64</td>"))
-        cells = re.findall(r"<td[^>]*>(.*?)</td>", row)
-        assert cells[4] == f"{routes[rank]:,}" and cells[-2:] == [
-            f"{numbers['rows_sent']:,}",
-            f"{numbers['rows_received']:,}",
-        ]
-    for line in result["moved"]:
-        assert f"<td>{line['payload']:,}</td><td>{line['bound']:,}</td><td>{line['ratio']:.3f}</td>" in text
+    _, *ranks = rows_of(text, "Rank")
+    assert [row[-3] for row in ranks] == [f"width:{200 * n / max(routes):.0f}px" for n in routes]
+    for rank, (row, numbers) in enumerate(zip(ranks, result["ranks"], strict=True)):
+        assert row[:2] == [str(rank), "64"] and row[4] == f"{routes[rank]:,}"
+        assert row[-2:] == [f"{numbers['rows_sent']:,}", f"{numbers['rows_received']:,}"]
+    _, *lines = rows_of(text, "The transport was given")
+    for line, row in zip(result["moved"], lines, strict=True):
+        amounts = [f"{line[name]:,}" for name in ("rows", "payload", "bound")]
+        assert row == [str(line["layer"]), line["phase"], *amounts, f"{line['ratio']:.3f}", f"{line['padding']:,}"]
+    read, new = (sum(len(prompt[name]) for prompt in result["prompts"]) for name in ("prompt_tokens", "tokens"))
+    assert f"<dd>3 prompts, {read} tokens read, {new} written</dd>" in text and read != new == 9
     assert "<b>not checked</b>" in text
-    failed = report(Trace.load(folder / "trace"), result | {"verdict": "different", "failures": ["prompt 0: <b>"]})
-    assert '<p class="verdict different"><b>different</b>' in failed and "prompt 0: &lt;b&gt;" in failed
 
 
-def test_a_page_of_two_runs_is_refused(told):
+def test_figures_that_are_equal_in_this_run_stand_in_their_own_columns(told):
+    folder, result = told[0], copy.deepcopy(told[1])
+    for number, rank in enumerate(result["ranks"]):
+        rank |= {"rows_sent": 1000 + number, "rows_received": 2000 + number}
+    for line in result["moved"]:
+        line |= {"rows": 3000, "payload": 4000, "bound": 5000, "ratio": 0.8, "padding": 6000}
+    result["bytes"] = {"payload": 7000, "padding": 8000, "metadata": 9000}
+    ranks = rows_of(report_tables.load(Trace.load(folder / "trace"), result), "Rank")
+    assert ranks[0][-2:] == ["rows out", "rows in"]
+    assert [row[-2:] for row in ranks[1:]] == [[f"1,00{rank}", f"2,00{rank}"] for rank in range(4)]
+    says = "The transport was given 7,000 bytes of rows, 8,000 of padding and 9,000 of ids"
+    heads, *lines = rows_of(report_tables.moved(result), says)
+    assert heads[2:] == ["rows", "bytes", "bound", "counted / bound", "padding"] and len(lines) == 4
+    assert all(row[2:] == ["3,000", "4,000", "5,000", "0.800", "6,000"] for row in lines)
+
+
+def test_every_written_token_is_on_the_page(told):
     folder, result = told
-    trace = Trace.load(folder / "trace")
-    other = json.loads(json.dumps(result))
-    other["prompts"][1]["tokens"][0] += 1
-    with pytest.raises(TraceError, match="trace and figures are of different runs: new_tokens is"):
-        report(trace, other)
-    with pytest.raises(TraceError, match="world_size is 4 and 3"):
-        report(trace, result | {"world_size": 3})
+    text = (folder / "run.html").read_text(encoding="utf-8")
+    (line,) = re.findall(r'<p class="quiet">The last token .*?</p>', text)
+    last = [printable(chr(prompt["tokens"][-1])) for prompt in result["prompts"]]
+    named = ", ".join(f"prompt {number}: {token}" for number, token in enumerate(last))
+    assert html.unescape(re.sub(r"<.*?>", "", line)).endswith(f" {named}.")
+    shown = [each for each in data_of(text)["token_flow"]["passes"] if each["layer"] == 1]
+    held = {(token["prompt"], token["position"]) for each in shown for token in each["tokens"]}
+    assert len(held) + len(last) == sum(len(p["prompt_tokens"]) + len(p["tokens"]) for p in result["prompts"])
 
 
-def test_a_folder_without_the_figures_is_refused(told, tmp_path, capsys):
-    folder, _ = told
-    for path in (folder / "trace").iterdir():
-        if path.name not in ("run.json", "report.html"):
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(TraceError, match="run.json: the figures of the run cannot be read .* record the run again"):
-        report_of(tmp_path)
-    assert main(["report", str(tmp_path / "nowhere")]) == TraceError.exit_code
-    assert capsys.readouterr().err.startswith("error: ")
-    (tmp_path / "run.json").write_bytes((folder / "trace" / "run.json").read_bytes())
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")]) == TraceError.exit_code
-    assert "cannot be written" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.part"))
-
-
-def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(TraceError, match="folder: cannot be written"):
-        write_report("text", tmp_path / "folder")
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-    write_report("text", tmp_path / "page.html")
-    assert {path.name for path in tmp_path.iterdir()} == {"folder", "page.html"}
+def test_a_run_says_where_its_page_is_when_it_wrote_one(tmp_path, monkeypatch, capsys):
+    """A page that is there after a run without one is of an earlier run."""
+    page, says = tmp_path / "run.html", {}
+    page.write_text("old")
+    for name, event in {"written": "report", "failed": "plan"}.items():
+        ended = RunResult(1, "error: rank 0: no", None, [{"event": event}], [], 0.0)
+        monkeypatch.setattr("moe_course.launch.launch", lambda *_, ended=ended, **__: ended)
+        assert main(["run", "--device=cpu", f"--report={page}"]) == 1
+        says[name] = capsys.readouterr().out
+    assert says["written"] == f"report     {page}: open it in a browser\n"
+    assert says["failed"] == f"report     {page} is of an earlier run and was left as it is: this run wrote none\n"
+    page.unlink()
+    assert main(["run", "--device=cpu", f"--report={page}"]) == 1 and "report  " not in capsys.readouterr().out
 
 
 def test_a_report_without_experts_or_folder_is_refused_before_a_rank_starts(tmp_path, capsys):

@@ -5,6 +5,8 @@ One start of the processes for each number of ranks (`many_runs.py`).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from many_runs import run_many
@@ -12,16 +14,24 @@ from many_runs import run_many
 from moe_course.backends.capabilities import KNOWN_BACKENDS
 from moe_course.backends.support import SUPPORT
 from moe_course.trace import Trace
+from moe_course.trace.same_run import check_same_run
 from moe_course.trace.schema import STAGES
 from moe_course.trace.simulate import same, simulate
+from moe_course.trace.strict_result import check_result
+from moe_course.viz.flow_data import flow_data
 
 PROMPTS = ("def add(a, b):", "x", "größe = 1\n")
 NEW = 3
+TP_DP = {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True}
 MODES = {
     1: [{"world_size": 1}],
-    2: [{"tensor_parallel_size": 2, "enable_expert_parallel": True}],  # no_dp_ep
+    2: [  # ranks agree on tokens (no_dp_ep), and on whether all texts have ended, outside of layers
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True, "stop_at_eos": True},
+        {"prefill_context_parallel_size": 2, "enable_expert_parallel": True},
+    ],
     4: [
-        {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
+        TP_DP,
+        TP_DP | {"sequence_parallel_moe": True},
         {"world_size": 4, "all2all_backend": "two_hop", "ranks_per_node": "3", "reduce_in_node": True},
         {"world_size": 4, "all2all_backend": "deepep_low_latency", "dispatch_quant": "fp8_group"},
         {"world_size": 4, "all2all_backend": "all_to_all", "combine_dtype": "bfloat16"},
@@ -44,7 +54,7 @@ def one_of_each_shape(ranks: int) -> list[dict]:
 def test_every_row_adds_up_and_threads_record_the_same(tmp_path, ranks):
     cells = MODES[ranks] + (one_of_each_shape(ranks) if ranks > 1 else [])
     for number, cell in enumerate(cells):
-        cell |= {"trace": str(tmp_path / str(number)), "trace_values": True}
+        cells[number] = cell | {"trace": str(tmp_path / str(number)), "trace_values": True}
     results = run_many(ranks, cells, new_tokens=NEW, prompts=PROMPTS)
     shapes = set()
     for cell, result in zip(cells, results, strict=True):
@@ -52,6 +62,8 @@ def test_every_row_adds_up_and_threads_record_the_same(tmp_path, ranks):
         assert result["verdict"] == ("equal" if exact else "reported"), (cell, result["failures"])
         trace = Trace.load(cell["trace"])
         shapes.add(trace.meta["shape"])
+        figures = check_result(result | {"wall_s": 0.0}, Path("run.json"))
+        check_same_run(trace.meta, flow_data(trace), figures, Path("run.json"))
         assert trace.meta["transport"] == result["transport"] == cell.get("transport", "gloo")
         assert trace.meta["new_tokens"] == [prompt["tokens"] for prompt in result["prompts"]]
         assert all(_adds_up(trace, rank) for rank in range(ranks)), cell
