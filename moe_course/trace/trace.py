@@ -6,6 +6,7 @@ Built in: notebook 13.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,13 @@ class Trace:
     def where(self, **wanted: int) -> Iterator[dict]:
         """Routes with the given column values, e.g. `where(layer=1, step=0, source_rank=0, row=3)`.
 
-        Raises TraceError for a name that is no column.
+        Raises TraceError for a name that is no column, and for a value that is no number.
         """
         keep = torch.ones(len(self), dtype=torch.bool)
         for name, value in wanted.items():
             if name not in self.columns:
                 raise TraceError(f"a trace has no column {name!r}; it has {', '.join(COLUMNS)}")
+            value = value if name == "weight" else whole(name, value)
             keep &= self.columns[name] == value
         return Trace(self.meta, {name: column[keep] for name, column in self.columns.items()}).routes()
 
@@ -94,7 +96,8 @@ class Trace:
         """
         from moe_course.trace.join import explain
 
-        return explain(self, rank, row, layer, step)
+        told = {"rank": rank, "row": row, "layer": layer, "step": step}
+        return explain(self, **{name: whole(name, value) for name, value in told.items()})
 
     def to_perfetto(self, path: str | Path) -> dict:
         """Write spans and routes as a trace for ui.perfetto.dev or chrome://tracing; returns what was written.
@@ -106,6 +109,7 @@ class Trace:
         return write_perfetto(self, path)
 
     def _rank(self, rank: int) -> dict[str, torch.Tensor]:
+        rank = whole("rank", rank)
         if rank not in range(len(self.ranks)):
             raise TraceError(f"rank {rank} is not in this trace; it has ranks 0 to {len(self.ranks) - 1}")
         return self.ranks[rank]
@@ -125,6 +129,17 @@ class Trace:
         check_run(folder, meta, placement, parts)
         columns = {name: torch.cat([part.pop(name) for part in parts]) for name in COLUMNS}
         return cls(meta, columns, tuple(parts))
+
+
+def whole(name: str, value: object) -> int:
+    """A number as an int, also one of torch or numpy. Raises TraceError for text, fractions, flags and None."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except (TypeError, RuntimeError, ValueError):  # a tensor of several numbers
+        hint = f"; write {name}={value.strip()}" if isinstance(value, str) and value.strip().isdecimal() else ""
+        raise TraceError(f"{name} is {value!r}, needs to be a whole number{hint}") from None
 
 
 def write_rank(directory: str | Path, rank: int, recorder: Recorder, extra: dict[str, torch.Tensor]) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moe_course.errors import ConfigError, TraceError
 from moe_course.viz.flow_wire import group_of, placement_of, wire_of
+from moe_course.viz.given import a_trace, several
 
 if TYPE_CHECKING:
     from moe_course.trace import Trace
@@ -24,25 +26,30 @@ _COLUMNS = ("k", "expert", "weight", "owner", "send_row", "receive_row", "via")
 _CONTROL = {0: "·start", 9: "\\t", 10: "\\n", 13: "\\r", 32: "␣"}
 
 
-def flow_data(trace: Trace, steps: Iterable[int] | None = None, layers: Iterable[int] | None = None) -> dict:
+def flow_data(
+    trace: Trace | str | Path, steps: Iterable[int] | None = None, layers: Iterable[int] | None = None
+) -> dict:
     """The data of the player.
 
     Args:
-        trace: a run recorded with `--trace`.
+        trace: a run recorded with `--trace`, or its folder.
         steps, layers: those to show; None shows all.
 
     Returns:
         JSON-ready; the fields are listed in `tests/unit/test_viz_flow.py`. Routes are sorted by rank, row and k.
 
     Raises:
-        ConfigError: no recorded pass among these steps and layers, or too many routes for one picture.
-        TraceError: routes that belong to no prompt of the run.
+        ConfigError: what is no trace, steps that are no numbers, no recorded pass among these steps and layers, or too
+            many routes for one picture.
+        TraceError: a folder that holds no trace, or routes that belong to no prompt of the run.
     """
+    trace = a_trace(trace)
+    steps, layers = several("steps", steps), several("layers", layers)
     meta, columns = trace.meta, trace.columns
     keep = torch.ones(len(columns["row"]), dtype=torch.bool)
     for name, wanted in (("step", steps), ("layer", layers)):
         if wanted is not None:
-            keep &= torch.isin(columns[name], torch.tensor(sorted(wanted), dtype=columns[name].dtype))
+            keep &= torch.isin(columns[name], torch.tensor(wanted, dtype=columns[name].dtype))
     if not keep.any():
         has = {name: sorted(set(columns[name].tolist())) for name in ("step", "layer")}
         raise ConfigError(
@@ -198,8 +205,8 @@ def _of_bytes(ids: list[int]) -> list[str]:
     return found
 
 
-def _asked(wanted: Iterable[int] | None) -> str:
-    return "any" if wanted is None else str(sorted(wanted))
+def _asked(wanted: list[int] | None) -> str:
+    return "any" if wanted is None else str(wanted)
 
 
 def _range(values: list[int]) -> str:

@@ -5,12 +5,14 @@ Built in: notebook 13.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moe_course.errors import TraceError
 from moe_course.trace.schema import STAGES
+from moe_course.viz.given import a_trace
 from moe_course.viz.picture import Picture
 
 if TYPE_CHECKING:
@@ -23,9 +25,12 @@ class RankTimeline(Picture):
     module = "rank_timeline"
 
     @classmethod
-    def of(cls, trace: Trace) -> RankTimeline:
-        """A picture of the spans of `trace`. Raises TraceError when a rank has none."""
-        data = timeline_data(trace)
+    def of(cls, trace: Trace | str | Path) -> RankTimeline:
+        """A picture of the spans of `trace`, or of the one in a folder.
+
+        Raises ConfigError for what is neither, TraceError when a rank has no spans.
+        """
+        data = timeline_data(a_trace(trace))
         return cls(data=data, state={"step": None, "rank": busiest(data), "layer": None, "stage": None})
 
     def text(self) -> str:

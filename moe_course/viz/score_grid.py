@@ -6,6 +6,7 @@ Built in: notebook 02.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from moe_course.errors import ConfigError
 from moe_course.router import grouped_topk
 from moe_course.viz.flow_data import printable
+from moe_course.viz.given import finite, flag, floats, whole
 from moe_course.viz.picture import Picture
 
 #: More rows than this are no picture.
@@ -51,14 +53,15 @@ class ScoreGrid(Picture):
             tokens: T texts; by default the numbers of the rows.
 
         Raises:
-            ConfigError: what `grouped_topk` refuses, a shape that is no picture, or values that are not finite.
+            ConfigError: what `grouped_topk` refuses, a value of another type, a shape that is no picture, or numbers
+                that are not finite.
         """
-        texts = (
-            [f"row {row}" for row in range(len(router_logits))] if tokens is None else [printable(t) for t in tokens]
-        )
-        _check(router_logits, e_score_correction_bias, texts)
-        rules = {"n_group": n_group, "topk_group": topk_group, "norm_topk_prob": norm_topk_prob}
-        rules["routed_scaling_factor"] = routed_scaling_factor
+        _check(floats("router_logits", router_logits, "[T, E]"), e_score_correction_bias)
+        texts = _texts(tokens, len(router_logits))
+        top_k = whole("top_k", top_k, "8")
+        rules = {"n_group": whole("n_group", n_group, "1"), "topk_group": whole("topk_group", topk_group, "1")}
+        rules["norm_topk_prob"] = flag("norm_topk_prob", norm_topk_prob)
+        rules["routed_scaling_factor"] = finite("routed_scaling_factor", routed_scaling_factor)
         scores = all_scores(router_logits, scoring_func)
         bias = e_score_correction_bias
         data = {
@@ -138,14 +141,29 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def _check(router_logits: torch.Tensor, bias: Any, texts: list[str]) -> None:
+def _texts(tokens: Any, rows: int) -> list[str]:
+    """A printable text for each row."""
+    if tokens is None:
+        return [f"row {row}" for row in range(rows)]
+    if not isinstance(tokens, Iterable):
+        raise ConfigError(f"tokens is {tokens!r}, needs to be {rows} texts, one for each row")
+    texts = list(tokens)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ConfigError(f"tokens[{place}] is {text!r}, needs to be text: tokens=[str(token) for token in tokens]")
+    if len(texts) != rows:
+        raise ConfigError(f"{len(texts)} tokens for the {rows} rows of router_logits; pass one text a row")
+    return [printable(text) for text in texts]
+
+
+def _check(router_logits: torch.Tensor, bias: Any) -> None:
     shape = tuple(router_logits.shape)
     if len(shape) != 2 or not 1 <= shape[0] <= MOST_TOKENS:
         raise ConfigError(
             f"router_logits has shape {shape}; a picture shows [T, E] with 1 to {MOST_TOKENS} tokens: pass some rows"
         )
-    if len(texts) != shape[0]:
-        raise ConfigError(f"{len(texts)} tokens for the {shape[0]} rows of router_logits; pass one text a row")
+    if bias is not None:
+        floats("e_score_correction_bias", bias, "[E]")
     for name, tensor in (("router_logits", router_logits), ("e_score_correction_bias", bias)):
         if tensor is not None and not torch.isfinite(tensor).all():
             place = (~torch.isfinite(tensor)).nonzero()[0].tolist()

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from moe_course.viz.colours import HEAT
+from moe_course.viz.glyphs import drawable
 from moe_course.viz.picture import png
 
 if TYPE_CHECKING:
@@ -110,6 +111,6 @@ def _weights(axis, grid: ScoreGrid) -> None:
 
 def _names(axis, grid: ScoreGrid) -> None:
     for token, text in enumerate(grid.data["tokens"]):
-        short = text if len(text) <= 11 else text[:10] + "…"
+        short = drawable(text if len(text) <= 11 else text[:10] + "…", "monospace")
         where = {"x": -0.01, "y": token + 0.5, "transform": axis.get_yaxis_transform()}
         axis.text(s=short, ha="right", va="center", fontsize=8, family="monospace", parse_math=False, **where)

@@ -6,6 +6,7 @@ Built in: notebook 13.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_course.viz.flow_data import flow_data
@@ -27,12 +28,16 @@ class TokenFlow(Picture):
 
     @classmethod
     def of(
-        cls, trace: Trace, steps: Iterable[int] | None = None, layers: Iterable[int] | None = None, **state: object
+        cls,
+        trace: Trace | str | Path,
+        steps: Iterable[int] | None = None,
+        layers: Iterable[int] | None = None,
+        **state: object,
     ) -> TokenFlow:
         """The player of a run recorded with `--trace`.
 
         Args:
-            trace: `Trace.load(folder)`.
+            trace: `Trace.load(folder)`, or the folder.
             steps, layers: those to show; None shows all.
             state: what to show first, e.g. `step=3, phase="dispatch", token=5`.
 

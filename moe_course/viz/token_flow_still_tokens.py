@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moe_course.viz import colours
+from moe_course.viz.glyphs import drawable
 from moe_course.viz.token_flow_pen import Pen
 
 if TYPE_CHECKING:
@@ -101,15 +101,7 @@ def strips_of(shown: dict) -> list[tuple[int, list[tuple[int, float, float]]]]:
 
 def _cell(text: str, width: int) -> str:
     """A text cut to `width` characters; those that the font lacks are drawn as a box."""
-    text = "".join(char if ord(char) in _font_characters() else "□" for char in text)
+    text = drawable(text, "DejaVu Sans Mono")
     if len(text) > width:
         text = "·" if text.startswith("·") else text[: max(1, width - 1)] + "…"
     return text
-
-
-@cache
-def _font_characters() -> frozenset[int]:
-    from matplotlib import font_manager, ft2font
-
-    path = font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans Mono"))
-    return frozenset(ft2font.FT2Font(path).get_charmap())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,15 @@ def test_the_table(recorded):
     assert text.startswith("'f' (token 102) is position 3 of prompt 0: row 3 of rank 0 in step 0, layer 1\n")
     assert "equal: all 128 numbers of the sum are those of the run, to the bit" in text
     assert len([line for line in text.splitlines() if " rank " in line]) >= 8 + 1
+    cells = [line.split() for line in text.splitlines()[4:12]]  # k, expert, "rank", owner, …
+    routes = recorded.explain(0, 3, 1, 0).routes
+    assert [int(line[3]) for line in cells] == [route["owner_rank"] for route in routes]
+    assert {route["owner_rank"] for route in routes} == {0, 1}
+    for line, route in zip(text.splitlines()[4:12], routes, strict=True):
+        told = [float(number) for number in line[line.index("[") + 1 : line.index("…")].split()]
+        weighted = (route["contribution"] * route["weight"])[: len(told)]
+        torch.testing.assert_close(torch.tensor(told), weighted, rtol=0, atol=6e-5)
+        assert len(told) == 3
     token = recorded.explain(1, 0, 2, 2).token
     new = recorded.meta["new_tokens"][1]
     assert token == {"id": new[1], "text": chr(new[1]), "prompt": 1, "position": 3, "rank": 1, "row": 0, "layer": 2,
@@ -133,6 +143,18 @@ def test_what_is_not_there_is_named(recorded):
         recorded.explain(0, 0, 7, 0)
     with pytest.raises(TraceError, match="rank 5 is not in this trace; it has ranks 0 to 1"):
         recorded.explain(5, 0, 1, 0)
+    with pytest.raises(TraceError, match="rank is '0', needs to be a whole number; write rank=0"):
+        recorded.explain("0", 0, 1, 0)
+    for name in ("rank", "row", "layer", "step"):
+        for odd in ("x", 1.0, None, True, [0]):
+            with pytest.raises(TraceError, match=f"{name} is {re.escape(repr(odd))}, needs to be a whole number$"):
+                recorded.explain(**{"rank": 0, "row": 0, "layer": 1, "step": 0} | {name: odd})
+    with pytest.raises(TraceError, match="rank is '1', needs to be a whole number"):
+        recorded.spans("1")
+    with pytest.raises(TraceError, match="layer is '1', needs to be a whole number; write layer=1"):
+        list(recorded.where(layer="1"))
+    assert recorded.explain(torch.tensor(0), 0, 1, torch.tensor(0)).equal
+    assert len(list(recorded.where(weight=recorded.columns["weight"][0].item()))) >= 1
     bare = replace(recorded, meta=recorded.meta | {"values": False})
     with pytest.raises(TraceError, match="record the run with --trace-values"):
         bare.explain(0, 0, 1, 0)

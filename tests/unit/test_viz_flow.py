@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import warnings
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from layer_cases import fixed_route, make_batch, make_config, make_layer, make_weights
+from trace_cases import change_folder
 
 from moe_course import viz
 from moe_course.backends import BACKENDS
@@ -24,19 +26,24 @@ from moe_course.trace.trace import Trace
 from moe_course.viz.flow_data import flow_data
 
 EXPERTS, TOP_K, HIDDEN, CAPACITY = 8, 2, 64, 8
-SIZES = {"dispatch": HIDDEN * 4, "partial": HIDDEN * 4, "contribution": HIDDEN * 4}
 #: Rows of each rank: ragged, with an empty rank, and on uneven nodes.
 COUNTS, NODES = [3, 0, 5, 2], (3, 1)
 SHAPES = sorted(name for name in BACKENDS if name != "no_dp_ep")
 
 
-def record(shape: str, counts: list[int] = COUNTS, nodes: tuple[int, ...] = NODES, **options) -> tuple[Trace, Ledger]:
+def record(
+    shape: str,
+    counts: list[int] = COUNTS,
+    nodes: tuple[int, ...] = NODES,
+    dtype: torch.dtype = torch.float32,
+    **options,
+) -> tuple[Trace, Ledger]:
     """One layer of one step on threads, recorded; and what its ledger counted."""
     ranks = len(counts)
-    weights = make_weights(make_config(EXPERTS, TOP_K, HIDDEN, 48), torch.float32)
+    weights = make_weights(make_config(EXPERTS, TOP_K, HIDDEN, 48), dtype)
     placement = make_placement(ranks, EXPERTS, ranks_per_node=nodes)
     shared = shape == "no_dp_ep"  # all ranks hold the same rows
-    batch = make_batch(counts[:1] if shared else counts, weights.config, torch.float32, seed=3)
+    batch = make_batch(counts[:1] if shared else counts, weights.config, dtype, seed=3)
     fixed = {"max_num_tokens": CAPACITY} if hasattr(BACKENDS[shape], "MAX_NUM_TOKENS") else {}
     module = configure(shape, **fixed, **options)
 
@@ -56,7 +63,8 @@ def record(shape: str, counts: list[int] = COUNTS, nodes: tuple[int, ...] = NODE
     prompts = counts[:1] if shared else counts
     meta = {
         "world_size": ranks, "experts": EXPERTS, "top_k": TOP_K, "backend": shape, "shape": shape,
-        "transport": "threads", "hidden_size": HIDDEN, "rows_dtype": "float32", "sizes": SIZES,
+        "transport": "threads", "hidden_size": HIDDEN, "rows_dtype": str(dtype).removeprefix("torch."),
+        "sizes": {"dispatch": HIDDEN * dtype.itemsize, "partial": HIDDEN * 4, "contribution": HIDDEN * dtype.itemsize},
         "capacity": module.capacity, "prefill_passes": 1, "token_text": {},
         "reduce_in_node": options.get("reduce_in_node", False),
         "prompts": [{"prompt": "x", "tokens": [*range(65, 65 + n)]} for n in prompts],
@@ -91,9 +99,12 @@ def shown(data: dict) -> dict[tuple[int, int], tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("counts", [COUNTS, [0, 0, 1, 0]], ids=["ragged", "one row"])
-def test_rows_on_the_wire_are_those_of_the_ledger(shape, counts):
-    trace, ledger = record(shape, counts)
+@pytest.mark.parametrize(
+    "counts, dtype", [(COUNTS, torch.float32), ([0, 0, 1, 0], torch.float32), (COUNTS, torch.bfloat16)],
+    ids=["ragged", "one row", "bf16, where sums are wider than rows"],
+)  # fmt: skip
+def test_rows_on_the_wire_are_those_of_the_ledger(shape, counts, dtype):
+    trace, ledger = record(shape, counts, dtype=dtype)
     wire, expected = shown(flow_data(trace)), counted(ledger)
     if shape == "one_sided":  # its ledger pads each row to 16 bytes, the picture counts rows
         wire, expected = ({pair: n[:2] for pair, n in found.items()} for found in (wire, expected))
@@ -183,6 +194,47 @@ def several_steps() -> Trace:
     text = "é\n<"  # 3 characters, 4 bytes
     prompts = [{"prompt": text, "tokens": [*text.encode()]}]
     return Trace(trace.meta | {"prompts": prompts, "new_tokens": [[0, 200]]}, columns)
+
+
+def test_prompts_have_their_rank_and_how_they_go_on():
+    (only,) = flow_data(several_steps())["prompts"]
+    assert only == {"text": "é\n<", "length": 4, "rank": 0, "continuation": "\0\\xc8"}
+    assert [prompt["rank"] for prompt in flow_data(record("two_hop")[0])["prompts"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"steps": 0}, r"steps is 0, needs to be several numbers: steps=\[0\]"),
+        ({"steps": ["a"]}, r"steps is \['a'\], needs to hold whole numbers: steps=\[0, 1\]"),
+        ({"steps": "01"}, "steps is '01', needs to be several numbers"),
+        ({"layers": [1.0]}, r"layers is \[1.0\], needs to hold whole numbers"),
+        ({"layers": [True]}, r"layers is \[True\], needs to hold whole numbers"),
+        ({"layers": torch.tensor(1)}, r"layers is tensor\(1\), needs to hold whole numbers"),
+    ],
+)
+def test_steps_that_are_no_numbers_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        viz.token_flow(several_steps(), **options)
+
+
+def test_a_folder_stands_for_the_trace_in_it(tmp_path):
+    folder = change_folder(tmp_path)
+    assert viz.token_flow(str(folder)).text() == viz.token_flow(Trace.load(folder)).text()
+    assert viz.rank_timeline(folder).text() == "RankTimeline: 2 ranks, 2 passes, 1 sparse layer, 16 spans"
+    for picture in (viz.token_flow, viz.rank_timeline):
+        with pytest.raises(TraceError, match="nowhere: no readable meta.json"):
+            picture("nowhere")
+        with pytest.raises(ConfigError, match=r"trace is 5, needs to be a recorded run: Trace.load\(folder\)"):
+            picture(5)
+
+
+def test_characters_that_the_font_lacks_draw_without_a_warning():
+    trace = several_steps()
+    meta = trace.meta | {"prompts": [{"prompt": "🙂", "tokens": [*"🙂".encode()]}]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert viz.token_flow(Trace(meta, trace.columns)).still()
 
 
 def test_steps_and_layers_are_chosen_and_in_order():
