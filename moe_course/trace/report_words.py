@@ -46,7 +46,7 @@ def _means(result: dict[str, Any]) -> str:
         after = f", but for {count(ties, 'near tie')} and what follows from it" if ties else ""
         return (
             "text, logits and chosen experts equal the untouched one-process model "
-            f"(largest difference of a logit {difference:.1e}){after}"
+            f"(largest difference of a logit {_number(difference)}){after}"
         )
     if found == "different":
         return "the run differs from the untouched one-process model"
@@ -56,8 +56,12 @@ def _means(result: dict[str, Any]) -> str:
     texts = count(len(result["prompts"]), "text")
     return (
         f"compared with the untouched one-process model: {same} of {texts} equal, logits "
-        f"differ by up to {difference:.1e}; {why_reported(result)}"
+        f"differ by up to {_number(difference)}; {why_reported(result)}"
     )
+
+
+def _number(difference: float) -> str:
+    return f"{difference:.1e}" if difference else "0"
 
 
 def facts(trace: Trace, result: dict[str, Any]) -> Html:
@@ -92,8 +96,8 @@ def never_fed(trace: Trace) -> Html | str:
     for number, (prompt, new) in enumerate(zip(meta["prompts"], meta["new_tokens"], strict=True)):
         if new and (number, len(prompt["tokens"]) + len(new) - 1) not in seen:
             text = printable(meta["token_text"].get(str(new[-1]), "")) or f"#{new[-1]}"
-            parts += [", " if parts else " ", f"prompt {number}: ", element("code", text)]
+            parts += [", " if parts else " It is ", element("code", text), f" in prompt {number}"]
     if not parts:
         return ""
-    says = "The last token of a text was written and never fed back: no rank computed it, so it has no bar above."
+    says = "The last token of a text is missing above: it was written and never fed back, so no rank computed it."
     return element("p", says, *parts, ".", class_="quiet")

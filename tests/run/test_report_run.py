@@ -86,8 +86,8 @@ def test_every_written_token_is_on_the_page(told):
     text = (folder / "run.html").read_text(encoding="utf-8")
     (line,) = re.findall(r'<p class="quiet">The last token .*?</p>', text)
     last = [printable(chr(prompt["tokens"][-1])) for prompt in result["prompts"]]
-    named = ", ".join(f"prompt {number}: {token}" for number, token in enumerate(last))
-    assert html.unescape(re.sub(r"<.*?>", "", line)).endswith(f" {named}.")
+    named = ", ".join(f"{token} in prompt {number}" for number, token in enumerate(last))
+    assert html.unescape(re.sub(r"<.*?>", "", line)).endswith(f" It is {named}.")
     shown = [each for each in data_of(text)["token_flow"]["passes"] if each["layer"] == 1]
     held = {(token["prompt"], token["position"]) for each in shown for token in each["tokens"]}
     assert len(held) + len(last) == sum(len(p["prompt_tokens"]) + len(p["tokens"]) for p in result["prompts"])

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe_course.comm.ledger import Entry, Ledger
+from moe_course.console import _ledger_table
 from moe_course.trace import report, report_tables, report_words
 from moe_course.trace.html import Html, element, joined, script, table
 from moe_course.trace.trace import Trace
@@ -63,6 +65,7 @@ def test_nothing_but_the_builder_writes_markup(module):
     ("fields", "kind", "says"),
     [
         ({}, "equal", "equal the untouched one-process model (largest difference of a logit 1.5e-05)"),
+        ({"max_abs_logit_diff": 0.0}, "equal", "(largest difference of a logit 0)"),
         ({"near_ties": [{}]}, "equal", "1.5e-05), but for 1 near tie and what follows from it"),
         ({"verdict": "not checked", "max_abs_logit_diff": None}, "other", "nobody compared this run; add --check"),
         ({"verdict": "reported", "dtype": "bfloat16"}, "other", "1 of 1 text equal, logits differ by up to 1.5e-05; equality is promised for float32 only"),  # noqa: E501
@@ -111,8 +114,23 @@ def test_where_no_row_travels_the_page_does_not_say_how():
 
 def test_the_last_token_of_a_text_is_shown_with_the_reason_for_its_missing_colour():
     said = report_words.never_fed(trace_of(token_text={"2": "<\n"}))
-    assert said.startswith('<p class="quiet">The last token of a text was written and never fed back')
-    assert said.endswith(" prompt 0: <code>&lt;\\n</code>.</p>")
+    assert said.startswith(
+        '<p class="quiet">The last token of a text is missing above: it was written and never fed back'
+    )
+    assert said.endswith(" It is <code>&lt;\\n</code> in prompt 0.</p>")
     assert "<code>#2</code>" in report_words.never_fed(trace_of())  # an id without text
     fed = trace_of(new_tokens=[[1]])
     assert report_words.never_fed(fed) == ""  # as with --stop-at-eos, where a text ended before others did
+
+
+def test_what_ranks_agree_on_outside_of_layers_is_no_row():
+    ledger = Ledger()
+    ledger.add("all_reduce", -1, 0, 1, Entry(payload=8, padding=2, metadata=1, rows=1, messages=1))
+    ledger.add("all_reduce", 2, 0, 1, Entry(payload=64, metadata=4, rows=2, messages=1))
+    ledger.receive(-1, 1)
+    ledger.receive(2, 3)
+    inside = Ledger.merge([ledger, Ledger()]).of_layers()
+    assert inside.total() == Entry(payload=64, metadata=4, rows=2, messages=1)
+    assert inside.rows_received == 3 and ledger.rows_received == 4
+    cells = [list(column.cells) for column in _ledger_table({"ledger": ledger.as_rows()}).columns]
+    assert [cell[-1] for cell in cells] == ["all", "2", "2", "64", "0", "15"]  # the bytes are there, as metadata
