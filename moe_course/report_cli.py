@@ -23,7 +23,8 @@ def report(
     from moe_course.targets import check_targets, write_text
 
     file = out if out is not None else folder / "report.html"
-    check_targets({"--out": file}, folder)
+    if out is not None or folder.is_dir():  # else the folder is what is wrong
+        check_targets({"--out": file}, folder)
 
     from moe_course.trace.report import report_of
 

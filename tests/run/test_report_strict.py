@@ -12,7 +12,7 @@ import pytest
 from report_cases import GONE, HOSTILE, WRONG, Skeleton, at, changed, leaves, places
 
 from moe_course.cli import main
-from moe_course.errors import ConfigError, MoECourseError, TraceError
+from moe_course.errors import MoECourseError, TraceError
 from moe_course.trace import Trace
 from moe_course.trace.report import report, report_of
 from moe_course.trace.same_run import check_same_run
@@ -208,8 +208,8 @@ def test_a_folder_without_the_figures_is_refused(told, tmp_path, capsys):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(TraceError, match="run.json: the figures of the run cannot be read .* record the run again"):
         report_of(tmp_path)
-    assert main(["report", str(tmp_path / "nowhere")]) == ConfigError.exit_code
-    assert capsys.readouterr().err.startswith("error: --out ")
+    assert main(["report", str(tmp_path / "nowhere")]) == TraceError.exit_code
+    assert "nowhere: no readable meta.json" in capsys.readouterr().err
     for content in ([], None, "x", {}):
         (tmp_path / "run.json").write_text(json.dumps(content))
         assert main(["report", str(tmp_path)]) == TraceError.exit_code
