@@ -54,8 +54,8 @@ SHARED = {
 @needs_node
 def test_shares_are_of_the_ranks_that_own_the_experts(tmp_path):
     program = """const tokens = tokenShares(data, 1)[0];
-    const told = ({ text, shares, indices }, token) => [text, shares, indices, mainRank(shares), describeToken(data, token)];
-    const found = tokens.map((token) => told(token, token));
+    const numbers = ({ text, shares, indices }) => [text, shares, indices, mainRank(shares)];
+    const found = tokens.map((token) => [...numbers(token), describeToken(data, token)]);
     found.push(tokenShares(data, 2)[0].map((token) => token.shares), [[0, 2, 2], [3, 1, 2]].map(mainRank));"""
     first, second, other, mains = evaluate(tmp_path, "token_text", program, SHARED)
     said = (
