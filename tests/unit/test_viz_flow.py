@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import warnings
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from layer_cases import fixed_route, make_batch, make_config, make_layer, make_weights
-from trace_cases import change_folder
 
 from moe_course import viz
 from moe_course.backends import BACKENDS
@@ -200,41 +198,6 @@ def test_prompts_have_their_rank_and_how_they_go_on():
     (only,) = flow_data(several_steps())["prompts"]
     assert only == {"text": "é\n<", "length": 4, "rank": 0, "continuation": "\0\\xc8"}
     assert [prompt["rank"] for prompt in flow_data(record("two_hop")[0])["prompts"]] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"steps": 0}, r"steps is 0, needs to be several numbers: steps=\[0\]"),
-        ({"steps": ["a"]}, r"steps is \['a'\], needs to hold whole numbers: steps=\[0, 1\]"),
-        ({"steps": "01"}, "steps is '01', needs to be several numbers"),
-        ({"layers": [1.0]}, r"layers is \[1.0\], needs to hold whole numbers"),
-        ({"layers": [True]}, r"layers is \[True\], needs to hold whole numbers"),
-        ({"layers": torch.tensor(1)}, r"layers is tensor\(1\), needs to hold whole numbers"),
-    ],
-)
-def test_steps_that_are_no_numbers_are_refused(options, words):
-    with pytest.raises(ConfigError, match=words):
-        viz.token_flow(several_steps(), **options)
-
-
-def test_a_folder_stands_for_the_trace_in_it(tmp_path):
-    folder = change_folder(tmp_path)
-    assert viz.token_flow(str(folder)).text() == viz.token_flow(Trace.load(folder)).text()
-    assert viz.rank_timeline(folder).text() == "RankTimeline: 2 ranks, 2 passes, 1 sparse layer, 16 spans"
-    for picture in (viz.token_flow, viz.rank_timeline):
-        with pytest.raises(TraceError, match="nowhere: no readable meta.json"):
-            picture("nowhere")
-        with pytest.raises(ConfigError, match=r"trace is 5, needs to be a recorded run: Trace.load\(folder\)"):
-            picture(5)
-
-
-def test_characters_that_the_font_lacks_draw_without_a_warning():
-    trace = several_steps()
-    meta = trace.meta | {"prompts": [{"prompt": "🙂", "tokens": [*"🙂".encode()]}]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert viz.token_flow(Trace(meta, trace.columns)).still()
 
 
 def test_steps_and_layers_are_chosen_and_in_order():
