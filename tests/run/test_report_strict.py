@@ -214,3 +214,9 @@ def test_a_folder_without_the_figures_is_refused(told, tmp_path, capsys):
         (tmp_path / "run.json").write_text(json.dumps(content))
         assert main(["report", str(tmp_path)]) == TraceError.exit_code
         assert "run.json: schema is " in capsys.readouterr().err and not (tmp_path / "report.html").exists()
+    result = json.loads((folder / "trace" / "run.json").read_text())
+    for change, says in (({"transport": "shm"}, "the trace says 'gloo'"), ({"wall_s": "x"}, "float")):
+        content = result | change
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        assert main(["report", str(tmp_path)]) == TraceError.exit_code and says in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
