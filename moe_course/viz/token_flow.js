@@ -30,7 +30,7 @@ function mount(root, data, opts = {}) {
   // A pass begins: its routes, and what can be chosen in it.
   function read(pass) {
     model = readPass(data, pass);
-    options(ui.token, [["", "none"], ...model.tokens.map((one, i) => [i, `${one.text} · rank ${one.rank}, row ${one.row}`])]);
+    options(ui.token, [["", "none"], ...model.tokens.map((one, i) => [i, `${isolated(one.text)} · rank ${one.rank}, row ${one.row}`])]);
     ui.most.textContent = counted(model.mostOfExpert, "route");
   }
 

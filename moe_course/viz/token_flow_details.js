@@ -33,7 +33,7 @@ function routeTable(data, model, routes, withToken) {
   return h("table", {}, h("caption", {}, "k: the router's choices, 0 is its first. Sent as row: place among the rows that its rank sends. Arrives as row: place at the owner."), h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", title: HEADS[name] }, name)))), h("tbody", {}, routes.map(line)));
 }
 
-const named = (token) => `“${token.text}”, row ${token.row} of rank ${token.rank}`;
+const named = (token) => `“${isolated(token.text)}”, row ${token.row} of rank ${token.rank}`;
 
 // In one sentence: where a token's contributions come from.
 function sharesOf(model, routes) {

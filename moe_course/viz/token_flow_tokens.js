@@ -1,6 +1,6 @@
 // The tokens, drawn once for each choice: as they wait, and with what came home. They lie over all that moves.
 
-const shortText = (text, most) => (text.length <= most ? text : text.startsWith("·") ? "·" : text.slice(0, Math.max(1, most - 1)) + "…");
+const shortText = (text, most) => (text.startsWith("·") && text.length > most ? "·" : shortened(text, Math.max(2, most)));
 
 // In a step of decoding: the end of the text that the token continues.
 function drawTextsSoFar(context, data, model, g, colours) {
@@ -10,7 +10,8 @@ function drawTextsSoFar(context, data, model, g, colours) {
   const most = Math.floor((g.tokensWidth - g.tokenTile.w - 16) / 7.3);
   model.tokens.forEach((token, i) => {
     const text = textBefore(data, token);
-    context.fillText(text.length > most ? "…" + text.slice(1 - most) : text, g.tokens[i].x - 5, g.tokens[i].y + g.tokenTile.h / 2);
+    const characters = [...text];
+    context.fillText(characters.length > most ? `…${characters.slice(1 - most).join("")}` : text, g.tokens[i].x - 5, g.tokens[i].y + g.tokenTile.h / 2);
   });
 }
 

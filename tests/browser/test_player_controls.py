@@ -61,7 +61,7 @@ def test_lists_choose_step_layer_and_token(player):
     player.tell(step=0)
     tokens = next(one for one in passes if (one["step"], one["layer"]) == (0, layers[1]))["tokens"]
     assert changed(player, lambda: player.choose("Token", 5))
-    named = f"“{tokens[5]['text']}”, row {tokens[5]['row']} of rank {tokens[5]['rank']}"
+    named = f"“\u2068{tokens[5]['text']}\u2069”, row {tokens[5]['row']} of rank {tokens[5]['rank']}"
     assert player.state("token") == "5" and player.details().startswith(f"Token {named}")
     player.choose("Step", steps[1])
     assert player.state("token") == "" and player.state("step") == str(steps[1])
@@ -117,7 +117,7 @@ def test_the_pointer_names_a_token_and_chooses_it(player):
     for rank in (0, 2):
         index = next(i for i, token in enumerate(tokens) if token["rank"] == rank)
         player.point_at(rank)
-        assert player.canvas.get_attribute("title") == f"“{tokens[index]['text']}”, row 0 of rank {rank}"
+        assert player.canvas.get_attribute("title") == f"“\u2068{tokens[index]['text']}\u2069”, row 0 of rank {rank}"
         assert changed(player, lambda: player.page.mouse.click(*player.at(rank)))  # noqa: B023
         assert player.state("token") == str(index)
     player.page.mouse.click(*player.at(2))

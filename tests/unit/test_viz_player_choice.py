@@ -105,7 +105,7 @@ def test_a_sentence_on_a_token_names_all_its_parts(name, tmp_path):
             where = shares(shown) or f"none of its routes is {' and '.join(choice)}"
             where += f" · left out here: {shares(hidden)}" if hidden else ""
             total = f"the sum of all {len(mine)} contributions" if hidden else "their sum"
-            named = f"Token “{token['text']}”, row {token['row']} of rank {token['rank']}"
+            named = f"Token “\u2068{token['text']}\u2069”, row {token['row']} of rank {token['rank']}"
             assert told == f"{named}: not routed yet → {where} → back on rank {token['rank']}: {total}"
             seen.add((bool(shown), bool(hidden)))
     assert seen == {(True, False), (True, True), (False, True)}

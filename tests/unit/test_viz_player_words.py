@@ -122,3 +122,13 @@ def test_the_legend_goes_from_few_to_many(tmp_path):
     assert [load for load, _ in fills] == sorted(n for n in found["loads"] if n)  # an expert without routes stays empty
     assert fills[0] == [1, 0] and fills[-1] == [found["most"], found["last"]]
     assert [colour for _, colour in fills] == sorted(colour for _, colour in fills)
+
+
+def test_data_inside_a_line_leaves_the_words_around_it_alone(tmp_path):
+    """Whatever way it runs; and a tile shows whole characters."""
+    program = """const told = ["a", "א", "ö₁", "\\u202ex"].map((text) => named({ text, row: 1, rank: 2 }));
+    const found = [...told, ...["·start", "👩🏽", "😀😀😀", "abc", "ab"].map((text) => shortText(text, 2))];"""
+    a, hebrew, byte, hostile, *tiles = drawn(tmp_path, run_of("all_to_all"), program)
+    assert a == "“\u2068a\u2069”, row 1 of rank 2" and hebrew == a.replace("a\u2069", "א\u2069")
+    assert byte == "“\u2068ö\u2069₁”, row 1 of rank 2" and "\u202e" not in hostile
+    assert tiles == ["·", "👩🏽", "😀…", "a…", "ab"]
