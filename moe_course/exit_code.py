@@ -18,7 +18,9 @@ def judge(
     if late and nodes.nnodes > 1 and not events:
         return 5, f"error: no rank has started after {timeout:g} s, this is node {nodes.alone()}"
     if late:
-        return 5, f"error: not finished after {timeout:g} s, all ranks were ended; --time-limit sets the limit"
+        told = [f"; the last that rank {e['rank']} said: {e['text']}" for e in events if e["event"] == "warn"]
+        line = f"error: not finished after {timeout:g} s, all ranks were ended; --time-limit sets the limit"
+        return 5, line + "".join(told[-1:])
     if returncode == 0:
         return 0, None
     first, killed = first_cause(events), killed_rank("".join(output))

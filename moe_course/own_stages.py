@@ -98,6 +98,7 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     module_name = f"my_moe.{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)  # as its functions name it in tracebacks, also where the path is relative
     linecache.checkcache(str(path))
     try:
         # not through the loader: it would leave __pycache__ behind, and trust it within one second of an edit

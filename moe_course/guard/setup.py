@@ -10,6 +10,7 @@ from typing import Any
 from moe_course.comm import dist as comm_dist
 from moe_course.errors import MoECourseError
 from moe_course.guard.handshake import ERROR, handshake
+from moe_course.guard.standstill import Breaker
 from moe_course.guard.watchdog import Watchdog
 from moe_course.job import Job, prepare, statement
 from moe_course.options import RunOptions
@@ -62,6 +63,7 @@ class Guard:
                 self._statements,
                 options.warn_after,
                 lambda text: report("warn", text=text),
+                **({"timeout": options.timeout, "on_standstill": Breaker()} if options.stages else {}),
             )
             comm.shared.watchdog = self._watchdog
             self._watchdog.start()

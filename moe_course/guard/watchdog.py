@@ -2,7 +2,8 @@
 
 A thread on every rank looks at the exchange its rank is in. One that lasts longer than `warn_after` raises an alarm
 in the store; every rank that is alive then publishes what it does: the exchange it waits in, or the line of code it
-computes at. At the time-out a rank follows the waits from itself to the one that waits for nobody.
+computes at. At the time-out a rank follows the waits from itself to the one that waits for nobody. Where nobody waits,
+because all ranks compute for too long, rank 0 says so.
 
 Source: torch's flight recorder and `monitored_barrier` name late ranks too; vLLM logs a warning when an engine
 waits for long. Built in: notebook 12.
@@ -11,6 +12,7 @@ waits for long. Built in: notebook 12.
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sys
@@ -22,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moe_course.comm.shared import Shared
+from moe_course.guard.standstill import inside_yours, own_files
 from moe_course.guard.wait_graph import Status, culprit
 
 _ANSWER_S = 1.0  # how long ranks have to answer an alarm
@@ -37,6 +40,8 @@ class Watchdog(threading.Thread):
         places: host and pid of every rank, from the handshake.
         warn_after: seconds in one exchange before the alarm.
         on_warn: called with a sentence and this rank's status, once for each exchange that lasts too long.
+        timeout: seconds after which `on_standstill` is called, when no rank waits for another and this one is in a
+            stage of yours.
     """
 
     def __init__(
@@ -47,16 +52,19 @@ class Watchdog(threading.Thread):
         places: list[dict],
         warn_after: float,
         on_warn: Callable[[str], None] = lambda text: None,
+        timeout: float = math.inf,
+        on_standstill: Callable[[str], None] = lambda text: None,
     ):
         super().__init__(daemon=True, name=f"watchdog-{rank}")
         self.store, self.rank, self.shared, self.places = store, rank, shared, places
         self.warn_after, self.on_warn = warn_after, on_warn
+        self.timeout, self.on_standstill = timeout, on_standstill
         self._main = threading.main_thread().ident
         self._answered, self._warned = 0, None
         self._end = threading.Event()
         self._mutex = threading.Lock()  # one connection, two threads
-        self._since = time.monotonic()  # of the last change between waiting and computing
-        self._seen: object = None
+        self._since = time.monotonic()  # of the last change of exchange, layer or step
+        self._seen: tuple | None = None
 
     def run(self) -> None:
         pause = min(_LOOK_EVERY_S, self.warn_after / 4)
@@ -111,17 +119,34 @@ class Watchdog(threading.Thread):
 
     def _look(self) -> None:
         waiting, now = self.shared.waiting, time.monotonic()
-        if waiting is not self._seen:
-            self._seen, self._since = waiting, now
+        seen = (id(waiting), self.shared.layer, self.shared.step)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
         if waiting is not None and waiting is not self._warned and now - waiting.since > self.warn_after:
             self._warned = waiting
             with self._alone():
                 self.store.add("alarm", 1)
             self.on_warn(str(self._status()))
+        if self.rank == 0 and waiting is None and self.shared.layer >= 0 and now - self._since > self.warn_after:
+            self._nobody_waits(now - self._since)
         with self._alone():
             alarm = self.store.add("alarm", 0)
         if alarm != self._answered:
             self._publish(self._status(), alarm)
+
+    def _nobody_waits(self, seconds: float) -> None:
+        """This rank computes for long. If others wait for it, theirs is the alarm; if not, it is raised here."""
+        late = seconds > self.timeout and inside_yours(sys._current_frames().get(self._main))
+        if self._warned == self._since and not late:
+            return
+        statuses = self._ask()
+        if any(status.doing == "waiting" for status in statuses):
+            return
+        if self._warned != self._since:
+            self._warned = self._since
+            self.on_warn("; ".join(["no rank waits for another", *map(str, statuses)]))
+        if late:
+            self.on_standstill(f"has not come back for {seconds:.0f} s (--timeout), and no rank waits for another")
 
     def _status(self) -> Status:
         waiting = self.shared.waiting
@@ -135,7 +160,7 @@ class Watchdog(threading.Thread):
     def _stack(self) -> list[str]:
         frame = sys._current_frames().get(self._main)
         frames = traceback.extract_stack(frame) if frame is not None else []
-        own = {getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if name.startswith("my_moe.")}
+        own = own_files()
         found = [
             (f"{f.filename if f.filename in own else Path(f.filename).name}:{f.lineno} in {f.name}") for f in frames
         ]

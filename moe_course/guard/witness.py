@@ -33,6 +33,7 @@ from moe_course.errors import (
 from moe_course.expert_map import determine_expert_map
 from moe_course.guard.blame import EXCHANGING, again
 from moe_course.guard.differences import of_dispatched, of_outputs, of_routing, of_tensors
+from moe_course.guard.standstill import Standstill
 from moe_course.own_stages import OwnStages, line_in, said
 from moe_course.router import route
 from moe_course.stages import Stages
@@ -164,6 +165,9 @@ class Witness:
             if line:
                 error.add_note(f"in your {name} ({path}, line {line})")
             raise
+        except Standstill as error:
+            at = f"{path}, line {line_in(error, path)}"
+            raise StageFailed(f"your {name} ({at}) {error}: does a loop never end? {self._cure(name)}") from None
         except BaseException as error:  # also one that ends the program; Ctrl-C comes from outside, and ends all ranks
             line = line_in(error, path)
             where = f"{path}, line {line}" if line else str(path)

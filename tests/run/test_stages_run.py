@@ -81,6 +81,19 @@ def test_a_stage_that_hangs_is_named_with_its_line(warm, my_moe):
     assert not warm.wait_until_gone()
 
 
+def test_a_stage_that_hangs_on_every_rank_is_named_with_its_line(warm, my_moe):
+    """Nobody waits for anybody then; and it does not help to catch every Exception."""
+    catches = "        try:\n            sum(range(99))\n        except Exception:\n            pass\n"
+    loop = f"    while True:\n{catches}    gathered"
+    folder = my_moe({"dispatch": GATHERED.replace("    gathered", loop, 1)})
+    ended = warm.run(*SMALL, f"--stages={folder}", "--timeout=3", "--warn-after=1")
+    assert ended.returncode == 1, ended.stderr
+    assert f"rank 0: your dispatch ({folder}/dispatch.py, line " in ended.stderr
+    assert "has not come back for 3 s (--timeout), and no rank waits for another" in ended.stderr
+    assert ended.stderr.count("has not come back") == 1
+    assert not warm.wait_until_gone()
+
+
 def test_ranks_with_other_files_end_before_a_row_moves(warm, my_moe):
     mine, other = my_moe({"dispatch": GATHERED}), my_moe({"dispatch": GATHERED + "\n# newer\n"}, "other")
     ended = warm.run(*SMALL, f"--stages={mine}", f"--override=1:stages={json.dumps(str(other))}")

@@ -88,6 +88,8 @@ def test_a_node_that_waited_in_vain_says_for_whom():
     returncode, line = judge(1, True, 9, [], [], Nodes(2, 1, "gpu1", 4000))
     assert returncode == 5 and "node 1 of 2" in line and "gpu1:4000" in line and "\n" not in line
     assert "not finished after 9 s" in judge(1, True, 9, [{"event": "start"}], [], Nodes(2, 1, "gpu1"))[1]
+    slow = [{"event": "warn", "rank": rank, "text": f"at line {rank}"} for rank in (0, 1)]
+    assert judge(1, True, 9, slow, [])[1].endswith("sets the limit; the last that rank 1 said: at line 1")
 
 
 @pytest.mark.parametrize(

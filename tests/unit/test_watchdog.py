@@ -65,6 +65,38 @@ def test_a_long_wait_is_announced_once_and_everybody_answers():
     dogs[0].stop("returned")
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_ranks_that_all_compute_for_long_are_announced_once(waits):
+    store, warnings, ended = dist.HashStore(), [], []
+    shares = [Shared(Ledger(), layer=2) for _ in range(2)]
+    if waits:
+        shares[1].waiting = Waiting("barrier", 4, 2, 1, [0, 1], {0})
+    more = {"on_warn": warnings.append, "timeout": 0.4, "on_standstill": ended.append}
+    dogs = [watch(rank, shares[rank], store, [place()] * 2, **more) for rank in range(2)]
+    time.sleep(1.5)
+    [said] = warnings
+    if waits:
+        assert said.startswith("rank 1 waits in barrier #4 (layer 2, step 1) for rank 0")
+    else:
+        assert said.startswith("no rank waits for another; rank 0 is still computing, layer 2, step 0, for ")
+        assert "; rank 1 is still computing, layer 2" in said
+    assert not ended, "only a stage of yours is ended"
+    shares[0].step = 1  # it went on, and is slow once more
+    time.sleep(0.8)
+    assert len(warnings) == (1 if waits else 2)
+    for dog in dogs:
+        dog.stop("returned")
+
+
+def test_before_the_first_layer_nobody_is_hurried():
+    """Reading a large checkpoint takes what it takes."""
+    warnings = []
+    dog = watch(0, Shared(Ledger()), dist.HashStore(), [place()], on_warn=warnings.append)
+    time.sleep(0.6)
+    dog.stop("returned")
+    assert not warnings
+
+
 @pytest.mark.parametrize(("number", "says"), [(signal.SIGSTOP, "is stopped (SIGSTOP)"), (signal.SIGKILL, "is dead")])
 def test_a_rank_that_cannot_answer_is_seen_from_outside(number, says):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
