@@ -168,8 +168,9 @@ def test_a_page_with_an_odd_state_opens_at_the_beginning(player):
 def test_a_narrow_page_does_not_scroll_sideways_but_the_picture_does(player, width):
     player.page.set_viewport_size({"width": width, "height": 800})
     player.settled()
-    player.tell(token=5, rank=2, phase="at source")
     stage = player.root.locator(".mc-stage")
+    assert player.canvas.evaluate("(e) => e.offsetWidth") == max(420, stage.evaluate("(e) => e.clientWidth"))
+    player.tell(token=5, rank=2, phase="at source")
     wide, sight, left = stage.evaluate("(e) => [e.scrollWidth, e.clientWidth, e.scrollLeft]")
     assert player.page.evaluate("document.documentElement.scrollWidth") <= width
     assert wide >= 420 or wide == sight

@@ -181,14 +181,16 @@ ODD = ["null", "undefined", "NaN", "Infinity", '"2"', "1.5", "-1", "77", "true",
 def test_what_there_is_not_cannot_be_wished_for(tmp_path):
     first = run_of("all_to_all")
     other = first["passes"][0] | {"step": 3, "layer": 4, "tokens": first["passes"][0]["tokens"][:4]}
-    data = first | {"passes": [*first["passes"], other]}
+    data = first | {"passes": [*first["passes"], other | {"layer": 2}, other]}
     good = [{"step": 3}, {"layer": 4}, {"step": 3, "layer": 4, "token": 3}, {"step": 3, "token": 4}, {"token": 9}]
     good += [{"rank": 0}, {"expert": 7}, {"other": 5}]
     program = f"""const known = {{ step: 0, layer: 1, token: 2, rank: 1, expert: 3 }};
+    const later = {{ ...known, step: 3, layer: 4 }};
     const after = (wish) => stateAfter(data, known, wish).state;
     const found = {{
       odd: Object.keys(known).map((name) => [{", ".join(ODD)}].map((value) => after({{ [name]: value }}))),
       good: {json.dumps(good)}.map(after),
+      elsewhere: [{{ step: 77 }}, {{ layer: 77 }}, {{ step: "0" }}].map((wish) => stateAfter(data, later, wish).state),
       gone: stateAfter(data, {{ ...known, token: 9 }}, {{ step: 3 }}).state,
     }};"""
     found = drawn(tmp_path, data, program)
@@ -197,6 +199,8 @@ def test_what_there_is_not_cannot_be_wished_for(tmp_path):
         none = known | ({} if name in ("step", "layer") else {name: None})  # to choose nothing is a choice
         assert states == [none, none] + [known] * (len(ODD) - 2), name
     later = known | {"step": 3, "layer": 4}
-    expected = [later, known, later | {"token": 3}, later, known | {"token": 9}, known | {"rank": 0}]
+    assert found["elsewhere"] == [later] * 3
+    begun = later | {"layer": 2}  # the first layer of step 3
+    expected = [begun, known, later | {"token": 3}, begun, known | {"token": 9}, known | {"rank": 0}]
     assert found["good"] == [*expected, known | {"expert": 7}, known]
-    assert found["gone"] == later | {"token": None}
+    assert found["gone"] == begun | {"token": None}
