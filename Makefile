@@ -9,8 +9,10 @@ ARGS   ?=
 TORCH_INDEX ?=
 # The whole suite goes to two workers: one starts processes, test after test, the other runs all the rest.
 WORKERS := -n 2
-# A page of the run, unless the flags say otherwise: with a size flag expert parallelism may be off, and there is no trace.
-REPORT = $(if $(filter -tp% -dp% -pcp% --tensor% --data% --prefill% --no-enable% --report% --nnodes%,$(ARGS)),,--report runs/report.html)
+# A page of the run, if there is a trace for it: with a size flag expert parallelism is off unless the flags ask for it.
+SIZES := -tp% -dp% -pcp% --tensor% --data% --prefill%
+OFF = $(filter --no-enable%,$(ARGS))$(if $(filter --enable-expert-parallel,$(ARGS)),,$(filter $(SIZES),$(ARGS)))
+REPORT = $(if $(filter --report% --nnodes%,$(ARGS))$(OFF),,--report runs/report.html)
 
 PY    := $(VENV)/bin/python
 PIP   := $(PY) -m pip --disable-pip-version-check -q
@@ -34,6 +36,7 @@ setup: $(READY)  ## install everything into $(VENV); TORCH_INDEX=URL takes torch
 run: $(READY)  ## run the model on several processes, checked against the untouched one; a page in runs/report.html
 	@mkdir -p runs
 	@$(VENV)/bin/moe-course run --check $(REPORT) $(ARGS)
+	@$(if $(OFF),echo "no page of this run: without expert parallelism there are no routes (runs/report.html, if it is there, shows an earlier run)",:)
 
 test: $(READY)  ## run all tests and notebooks; ARGS='tests/unit -k router' runs some
 	@$(PY) -m pytest $(or $(strip $(ARGS)),$(WORKERS))

@@ -6,7 +6,11 @@ Flags are vLLM's where vLLM has them. Errors are one line on stderr. Exit codes:
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -33,6 +37,21 @@ _EXIT_CODES = (
     "5 lost rank or time-out, 130 Ctrl-C."
 )
 
+
+def _version(asked: bool) -> None:
+    """All machines of a run need the same one."""
+    if asked:
+        print(f"moe-course {metadata.version('moe-course')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
 app.command(epilog=_EXIT_CODES)(run)
 app.command()(drill)
 app.add_typer(bench, name="bench")
@@ -44,7 +63,7 @@ app.command()(report)
 
 @app.command()
 def doctor() -> int:
-    """Say which parts of the course work on this machine, and how to get the rest."""
+    """Say what works on this machine, and how to get the rest."""
     from moe_course.doctor import doctor as examine
 
     return examine()
@@ -52,6 +71,14 @@ def doctor() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    try:
+        return _main(argv)
+    except BrokenPipeError:  # `moe-course plan | head`: nobody reads the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _main(argv: list[str] | None) -> int:
     try:
         code = app(args=argv, prog_name="moe-course", standalone_mode=False)
         return code if isinstance(code, int) else 0

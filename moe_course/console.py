@@ -89,7 +89,7 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
 
 
 def _rank_table(result: dict) -> Table:
-    table = Table(title="ranks", title_justify="left")
+    table = Table(title="ranks; rows: out to experts and home again, both ways", title_justify="left")
     for name in ("rank", "experts", "params", "read MB", "left MB", "rows out", "rows in", "peak MB"):
         table.add_column(name, justify="right")
     for row in result["ranks"]:
@@ -129,7 +129,7 @@ def _agreed(entry: dict) -> dict:
 
 
 def _moved_table(result: dict) -> Table:
-    table = Table(title="rows of each layer, and the least that this routing allows", title_justify="left")
+    table = Table(title="rows of each layer, and the least that this backend needs for them", title_justify="left")
     for name in ("layer", "phase", "rows", "payload", "bound", "counted / bound"):
         table.add_column(name, justify="left" if name == "phase" else "right")
     for row in result["moved"]:

@@ -45,10 +45,12 @@ def load_own_stages(folder: Path, missing_ok: bool = False) -> OwnStages:
     """
     files = {name: folder / f"{name}.py" for name in NAMES if (folder / f"{name}.py").is_file()}
     if not files and not missing_ok:
+        others = sorted(path.name for path in folder.glob("*.py"))
         there = "has no stage in it" if folder.is_dir() else "does not exist"
+        beside = f", only {', '.join(others)}" if others else ""
         raise ConfigError(
-            f"--stages {folder} {there}; a stage is a file of one of the names {', '.join(NAMES)} (.py) that defines "
-            "the function of that name; check.keep in a notebook writes one"
+            f"--stages {folder} {there}{beside}; a stage is a file of one of the names {', '.join(NAMES)} (.py) that "
+            "defines the function of that name; check.keep writes one after an exercise about a whole stage"
         )
     functions = {name: load_function(path, name) for name, path in files.items()}
     return OwnStages(Stages(**functions), files, {name: _digest(path) for name, path in files.items()})

@@ -12,7 +12,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run with --trace.")],
     out: Annotated[Path | None, typer.Option(help="The page. Default: report.html in the folder.")] = None,
 ) -> int:
-    """Make one page of a recorded run: verdict, text, player, timeline, load, bytes against the bound.
+    """Make one page of a recorded run. Verdict, text, player, timeline, load, bytes against the bound.
 
     The page needs no network: open it in a browser, send it, keep it.
 

@@ -6,6 +6,7 @@ Source: vLLM `all2all_utils.py : maybe_make_prepare_finalize` and `config/parall
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 from moe_course.backends.capabilities import (
@@ -108,12 +109,13 @@ def _axis(dp: int) -> str:
 
 
 def _unknown(requested: str) -> str:
+    if requested != "no_dp_ep" and requested in SHAPES:
+        return f"all2all backend {requested!r} is a shape; its names are {', '.join(names_of(requested))}"
     text = f"all2all backend {requested!r} is not known, choose from: {', '.join(AVAILABLE)}"
     if requested == "no_dp_ep":
         return f"{text}; no_dp_ep runs by itself where no row has to travel"
-    if requested in SHAPES:
-        return f"all2all backend {requested!r} is a shape; its names are {', '.join(names_of(requested))}. {text}"
-    return text
+    meant = get_close_matches(requested, AVAILABLE, n=1)
+    return text + "".join(f"; did you mean {name}?" for name in meant)
 
 
 def _no_library(requested: str, num_experts: int, ep_size: int, hidden_size: int) -> str:

@@ -69,9 +69,9 @@ def backends(
     seed: Annotated[int, typer.Option(help="Of rows, weights and router.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
-    """Send the same rows through every backend, side by side in one run, and count what they really send.
+    """Send the same rows through every backend. All in one run, side by side; what they really send is counted.
 
-    rows, payload: counted by the transport. bound: what this routing must move, from the routing alone. bits: are the
+    rows, payload: counted by the transport. bound: what a backend must move for it. bits: are the
     outputs those of allgather_reducescatter? Seconds are dispatch and combine, not the experts. Exit code 3 when
     something else was sent than the bound says, or when outputs differ.
 

@@ -43,7 +43,7 @@ def replay(
     layout: Annotated[str, typer.Option(help="TLK: rows, layers, routes. LTK: a list of layers.")] = "TLK",
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
-    """How many rows and bytes would this routing move? A recording of any engine, every backend, any number of ranks.
+    """Say how many rows and bytes a routing would move. A recording of any engine, every backend, any number of ranks.
 
     Nothing is sent: rows are counted as each backend would send them. "x uniform" compares with a router that picks
     K of E experts at random. Ids of -1 are no routes.

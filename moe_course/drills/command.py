@@ -29,7 +29,7 @@ def drill(
     json_file: Annotated[Path | None, typer.Option("--json", help="File for what happened.")] = None,
     raw_limit: Annotated[float, typer.Option(help="Seconds after which a raw drill is ended.")] = RAW_LIMIT_S,
 ) -> int:
-    """Practise the eight ways an expert-parallel run breaks, on real processes.
+    """Practise the eight ways a run breaks, on real processes.
 
     Exit code 0: the fault was named as it should be (with --raw: it was shown). 1: it was not.
 
@@ -119,7 +119,7 @@ def _print_list(console) -> None:
 
     table = Table(title="drills", title_justify="left", show_lines=True)
     table.add_column("name", no_wrap=True, style="bold")
-    table.add_column("what breaks, and what vLLM does")
+    table.add_column("what breaks, and what vLLM does", overflow="fold")
     table.add_column("what is done here")
     for one in DRILLS.values():
         table.add_row(one.name, f"{one.title}. {one.upstream}", f"{one.fault} {one.cure}")

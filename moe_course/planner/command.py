@@ -93,7 +93,7 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Say how every decision came about.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all of it; - is stdout.")] = None,
 ) -> int:
-    """Show who holds which experts and who talks to whom, for any model and number of ranks. Starts nothing.
+    """Show who holds which experts and who talks to whom. For any model and number of ranks; starts nothing.
 
     \b
     moe-course plan --world-size 8 --model glm-5.1

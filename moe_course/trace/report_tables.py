@@ -45,7 +45,7 @@ def busiest(sums: list[int]) -> str:
 
 
 def moved(result: dict[str, Any]) -> Html:
-    """Bytes of rows in each layer, and the least that its routing allows."""
+    """Bytes of rows in each layer, and the least that the backend needs for its routing."""
     rows = [
         [
             line["layer"],
@@ -61,7 +61,8 @@ def moved(result: dict[str, Any]) -> Html:
     total = result["bytes"]
     says = (
         f"The transport was given {total['payload']:,} bytes of rows, {total['padding']:,} of padding and "
-        f"{total['metadata']:,} of ids, weights, counts and headers. The bound is what this routing must move."
+        f"{total['metadata']:,} of ids, weights, counts and headers. The bound is what this backend has to "
+        "move for this routing; another may need less."
     )
     return table(["layer", "phase", "rows", "bytes", "bound", "counted / bound", "padding"], rows, says, {1: "word"})
 

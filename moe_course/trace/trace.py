@@ -121,7 +121,9 @@ class Trace:
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise TraceError(f"{folder}: no readable meta.json ({error})") from None
+            raise TraceError(
+                f"{folder}: no readable meta.json ({error}); `moe-course run --trace FOLDER` writes a folder with one"
+            ) from None
         meta = check_meta(meta, folder)
         check_files(folder, meta["world_size"])
         placement = placement_of(meta, folder)

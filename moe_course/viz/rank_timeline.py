@@ -127,7 +127,7 @@ def findings(data: dict[str, Any]) -> str:
     longest, time = longest_pass(data)
     spent, rank = totals(data), busiest(data)
     words = f"longest pass: step {longest['step']} ({longest['phase']}), {milliseconds(time)}"
-    words += f"; busiest: rank {rank}, {milliseconds(int(spent[rank, STAGES.index('experts')]))} in experts"
+    words += f"; most time in experts: rank {rank}, {milliseconds(int(spent[rank, STAGES.index('experts')]))}"
     waits = spent[:, -1]
     if data["comparable"] and waits.any():
         words += f"; waits longest: rank {int(waits.argmax())}, {milliseconds(int(waits.max()))}"

@@ -58,7 +58,7 @@ function findings(data, step) {
   const [experts, waits] = [spent.map((row) => row[data.stages.indexOf("experts")]), spent.map((row) => row[data.stages.length])];
   const [worker, waiter] = [largest(experts), largest(waits)];
   let words = `${step === null ? "longest pass: " : ""}${passName(pass)}, ${milliseconds(passTime(data, pass))}`;
-  words += `; busiest: rank ${worker}, ${milliseconds(experts[worker])} in experts`;
+  words += `; most time in experts: rank ${worker}, ${milliseconds(experts[worker])}`;
   if (data.comparable && waits[waiter]) words += `; waits longest: rank ${waiter}, ${milliseconds(waits[waiter])}`;
   return words;
 }

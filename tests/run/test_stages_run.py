@@ -105,7 +105,10 @@ def test_ranks_with_other_files_end_before_a_row_moves(warm, my_moe):
     ("texts", "says"),
     [
         ({"dispatch": "def dispatch(:\n"}, "dispatch.py, line 1: invalid syntax; repair the file or remove it"),
-        ({"helper": ""}, "has no stage in it; a stage is a file of one of the names route, expert_map, dispatch"),
+        (
+            {"helper": ""},
+            "has no stage in it, only helper.py; a stage is a file of one of the names route, expert_map, dispatch",
+        ),
     ],
     ids=["syntax", "empty"],
 )

@@ -236,7 +236,7 @@ def test_an_exchange_that_is_over_waits_for_nobody_any_more():
 
 def test_findings_name_ranks_and_times():
     assert findings(timeline_data(make_trace())) == (
-        "longest pass: step 0 (prefill), 2.1 ms; busiest: rank 0, 1.1 ms in experts; waits longest: rank 1, 1.0 ms"
+        "longest pass: step 0 (prefill), 2.1 ms; most time in experts: rank 0, 1.1 ms; waits longest: rank 1, 1.0 ms"
     )
 
 
@@ -246,7 +246,7 @@ def test_clocks_of_several_hosts_are_not_compared():
     assert data["note"] == "clocks differ" and not any(data["spans"]["wait"])
     firsts = [data["spans"]["begin"][data["spans"]["rank"].index(rank)] for rank in (0, 1)]
     assert firsts == [0, 0]
-    assert findings(data) == "longest pass: step 0 (prefill), 2.1 ms; busiest: rank 0, 1.1 ms in experts"
+    assert findings(data) == "longest pass: step 0 (prefill), 2.1 ms; most time in experts: rank 0, 1.1 ms"
 
 
 def test_where_rows_stay_dispatch_waits_for_nobody():
@@ -270,7 +270,7 @@ def test_the_browser_finds_the_same(tmp_path, comparable):
     words, spent, decode = in_node(tmp_path, "rank_timeline", expression, data)
     assert words == findings(data)
     assert spent == totals(data).tolist()
-    assert decode == "step 1 (decode), 0.130 ms; busiest: rank 0, 0.010 ms in experts"
+    assert decode == "step 1 (decode), 0.130 ms; most time in experts: rank 0, 0.010 ms"
 
 
 @needs_node

@@ -40,8 +40,9 @@ def meta_of(ranks: int, experts: int, **fields: Any) -> dict:
     }  # fmt: skip
     meta = {
         "world_size": ranks, "model": "none", "plan": plan | fields.pop("plan", {}), **texts_of([[2] * ranks]),
-        "token_text": {str(token): chr(token) for token in range(128)}, "backend": "all_to_all", "shape": "all_to_all", "transport": "threads", "device": "cpu",
-        "hidden_size": 16, "experts": experts, "top_k": experts, "rows_dtype": "float32",
+        "token_text": {str(token): chr(token) for token in range(128)},
+        "backend": "all_to_all", "shape": "all_to_all", "transport": "threads", "device": "cpu", "hidden_size": 16,
+        "experts": experts, "top_k": experts, "rows_dtype": "float32",
         "sizes": {"dispatch": 64, "partial": 64, "contribution": 64}, "capacity": None, "prefill_passes": 1,
         "dispatch_quant": "none", "combine_dtype": "auto", "reduce_in_node": False, "exact": True, "threads": 1,
         "clock": {"source": "time.monotonic_ns", "hosts": 1, "comparable": True, "note": ""}, "options": {},
