@@ -119,7 +119,7 @@ class Watchdog(threading.Thread):
 
     def _look(self) -> None:
         waiting, now = self.shared.waiting, time.monotonic()
-        seen = (id(waiting), self.shared.layer, self.shared.step)
+        seen = (waiting is None, self.shared.waited_s, self.shared.layer, self.shared.step)  # any exchange adds a wait
         if seen != self._seen:
             self._seen, self._since = seen, now
         if waiting is not None and waiting is not self._warned and now - waiting.since > self.warn_after:
@@ -140,10 +140,10 @@ class Watchdog(threading.Thread):
         if self._warned == self._since and not late:
             return
         statuses = self._ask()
+        first, self._warned = self._warned != self._since, self._since
         if any(status.doing == "waiting" for status in statuses):
             return
-        if self._warned != self._since:
-            self._warned = self._since
+        if first:
             self.on_warn("; ".join(["no rank waits for another", *map(str, statuses)]))
         if late:
             self.on_standstill(f"has not come back for {seconds:.0f} s (--timeout), and no rank waits for another")
