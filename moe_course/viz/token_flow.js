@@ -79,7 +79,7 @@ function mount(root, data, opts = {}) {
       chips.forEach((chip, i) => chip.setAttribute("aria-pressed", String(PHASES[i] === phase)));
       spoken = summary(phase);
       above.setAttribute("aria-label", spoken);
-      if (!playing) say(live, spoken);
+      say(live, spoken);
       if (playing) tell();
       details.classList.toggle("mc-unrouted", t <= 0);
     }
@@ -165,6 +165,7 @@ function mount(root, data, opts = {}) {
     if (reducedMotion()) return stepTo(t >= END ? -PHASES.length : 1); // no motion: one phase for each press
     if (t >= END) t = BEGIN;
     playing = true;
+    live.setAttribute("aria-live", "off"); // words follow the picture; they are read out where it stops
     [play.textContent, last, since, frames] = ["❚❚ Pause", performance.now(), performance.now(), 0];
     show(t);
     frame = requestAnimationFrame(run);
@@ -175,6 +176,8 @@ function mount(root, data, opts = {}) {
     playing = false;
     cancelAnimationFrame(frame);
     play.textContent = "▶ Play";
+    live.setAttribute("aria-live", "polite");
+    live.textContent = "";
     show(t);
     say(live, spoken);
     tell();

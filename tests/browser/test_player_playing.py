@@ -58,12 +58,20 @@ def test_a_pass_ends_and_all_steps_go_on(player):
 
 def test_what_moves_is_seen_and_counted(player):
     player.press("▶ Play")
-    pictures, counts = set(), set()
+    pictures, counts, words = set(), set(), {}
+    live = player.root.locator("[aria-live]")
     for _ in range(12):
         player.run(40)
         pictures.add(player.picture())
         counts.add(player.root.locator(".mc-counts").text_content())
+        words[player.state("phase")] = player.said()
+        assert live.get_attribute("aria-live") == "off", "words follow the picture, and are not read out all the time"
     assert len(pictures) == 12 and len(counts) > 4
+    assert len(words) >= 4 and all(f", {phase}: " in said or f" {phase}" in said for phase, said in words.items()), (
+        words
+    )
+    player.press("❚❚ Pause")
+    assert live.get_attribute("aria-live") == "polite"
 
 
 _GONE = {
