@@ -4,6 +4,7 @@
     python -m moe_course.lessons.notebooks --check notebooks/*.ipynb    exit 1 and name those that would change
     python -m moe_course.lessons.notebooks --script notebooks/X.ipynb   print it as a script for a shell
 
+Seconds are those that a reader waits: from the start of the kernel to the end of the last cell, without its shutdown.
 Nothing that you kept is seen by these runs: `my_moe/` is an empty folder to them.
 
 Stored are sources, tags, outputs and execution counts: no times, no widget state, no traceback with paths in it.
@@ -58,7 +59,7 @@ def execute(
     timeout: int = 900,
     my_moe: Path | None = None,
 ) -> NotebookNode:
-    """A copy of `notebook` with fresh outputs, run in `folder`; `on_cell(index)` is called before each cell.
+    """A copy of `notebook` with fresh outputs, run in `folder`; `on_cell(index)` is called before and after each cell.
 
     `my_moe` is the folder of what was kept; None: an empty one, so that outputs do not depend on what you did before.
 
@@ -77,6 +78,7 @@ def execute(
         store_widget_state=False,
         coalesce_streams=True,
         on_cell_start=lambda cell, cell_index: on_cell and on_cell(cell_index),
+        on_cell_complete=lambda cell, cell_index: on_cell and on_cell(cell_index),
         resources={"metadata": {"path": str(folder)}},
     )
     with TemporaryDirectory(prefix="moe-course-") as nothing:
@@ -220,18 +222,19 @@ def _one(path: Path, args: argparse.Namespace, console: Console) -> str:
         TimeElapsedColumn(),
     )
     began, cell = time.monotonic(), 0
+    ended = began
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(path.name, total=None)
 
         def on_cell(index: int) -> None:
-            nonlocal cell
-            cell = index
+            nonlocal cell, ended
+            cell, ended = index, time.monotonic()
             progress.update(task, completed=index)
 
         try:
             progress.update(task, total=len(read(path)[1].cells))
             outcome, cells = refresh(path, args.check, on_cell, args.timeout)
-            detail = f"{cell + 1} cells, {time.monotonic() - began:.1f} s"
+            detail = f"{cell + 1} cells, {ended - began:.1f} s"
             detail += f"; other outputs in cells {', '.join(map(str, cells))}" if cells else ""
         except CellExecutionError as error:
             outcome, detail = "failed", f"cell {cell}: {error.ename}: {error.evalue}"
