@@ -14,8 +14,8 @@ from moe_course.errors import TraceError
 from moe_course.result import RESULT_FILE
 from moe_course.trace import report_tables, report_words
 from moe_course.trace.html import element, joined, script
-from moe_course.trace.same_run import check_same_run
-from moe_course.trace.strict_result import check_result
+from moe_course.trace.strict.result import check_result
+from moe_course.trace.strict.same_run import check_same_run
 from moe_course.trace.trace import Trace
 from moe_course.viz.flow_data import flow_data
 from moe_course.viz.page import Figure, page

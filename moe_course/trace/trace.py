@@ -20,9 +20,9 @@ from moe_course.errors import TraceError
 from moe_course.result import RESULT_FILE
 from moe_course.trace.record import Recorder
 from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, VALUES
-from moe_course.trace.strict import check_files, file_of, placement_of, read_rank
-from moe_course.trace.strict_meta import check_meta
-from moe_course.trace.strict_run import check_run
+from moe_course.trace.strict.meta import check_meta
+from moe_course.trace.strict.rank_file import check_files, file_of, placement_of, read_rank
+from moe_course.trace.strict.run import check_run
 
 if TYPE_CHECKING:
     from moe_course.trace.join import Explanation

@@ -15,9 +15,9 @@ from moe_course.cli import main
 from moe_course.errors import MoECourseError, TraceError
 from moe_course.trace import Trace
 from moe_course.trace.report import report, report_of
-from moe_course.trace.same_run import check_same_run
-from moe_course.trace.strict_meta import check_meta
-from moe_course.trace.strict_result import check_result
+from moe_course.trace.strict.meta import check_meta
+from moe_course.trace.strict.result import check_result
+from moe_course.trace.strict.same_run import check_same_run
 from moe_course.viz.flow_data import flow_data
 
 FILE = Path("run.json")

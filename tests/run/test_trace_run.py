@@ -14,10 +14,10 @@ from many_runs import run_many
 from moe_course.backends.capabilities import KNOWN_BACKENDS
 from moe_course.backends.support import SUPPORT
 from moe_course.trace import Trace
-from moe_course.trace.same_run import check_same_run
 from moe_course.trace.schema import STAGES
 from moe_course.trace.simulate import same, simulate
-from moe_course.trace.strict_result import check_result
+from moe_course.trace.strict.result import check_result
+from moe_course.trace.strict.same_run import check_same_run
 from moe_course.viz.flow_data import flow_data
 
 PROMPTS = ("def add(a, b):", "x", "größe = 1\n")

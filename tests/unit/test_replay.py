@@ -27,7 +27,7 @@ from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement, make_placement
 from moe_course.options import TINY
 from moe_course.trace.record import Recorder
-from moe_course.trace.strict_rows import planned_rows
+from moe_course.trace.strict.rows import planned_rows
 from moe_course.trace.trace import write_joined, write_rank
 
 ROWS, LAYERS, K, E = 23, 3, 4, 14

@@ -15,8 +15,8 @@ from moe_course.options import RunOptions
 from moe_course.trace import Trace
 from moe_course.trace.schema import COLUMNS, LOOSE, SPANS
 from moe_course.trace.simulate import run_here
-from moe_course.trace.strict_rows import planned_rows, prefill_passes
-from moe_course.trace.strict_run import check_owners
+from moe_course.trace.strict.rows import planned_rows, prefill_passes
+from moe_course.trace.strict.run import check_owners
 
 MOVING = sorted(set(BACKENDS) - {"no_dp_ep"})
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from moe_course.backends.capabilities import SHAPES
 from moe_course.expert_map import make_placement
 from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, STAGES, dtype_of
-from moe_course.trace.strict_places import places_of
-from moe_course.trace.strict_rows import planned_rows
+from moe_course.trace.strict.places import places_of
+from moe_course.trace.strict.rows import planned_rows
 
 
 def texts_of(rows: list[list[int]]) -> dict:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from moe_course.errors import MoECourseError, TraceError
 from moe_course.expert_map import Placement, make_placement
 from moe_course.trace.schema import COLUMNS, OUTPUTS, SPANS, VALUES, dtype_of
-from moe_course.trace.strict_passes import check_passes
+from moe_course.trace.strict.passes import check_passes
 
 
 def file_of(rank: int) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from moe_course.backends.two_hop import forwarders
 from moe_course.expert_map import Placement
-from moe_course.trace.strict_rows import sharers
+from moe_course.trace.strict.rows import sharers
 
 
 def places_of(

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from moe_course.errors import TraceError
 from moe_course.result import SCHEMA
-from moe_course.trace.result_schema import EACH, INSIDE, LEDGER, NUMBER, RESULT, SIGNED, VERDICTS
+from moe_course.trace.strict.result_schema import EACH, INSIDE, LEDGER, NUMBER, RESULT, SIGNED, VERDICTS
 
 _MOST = 2**63
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from moe_course.errors import TraceError
 from moe_course.layout import rank_groups
-from moe_course.trace.strict_result import refuse
+from moe_course.trace.strict.result import refuse
 
 _SEEN_BY_ROUTES = ("stages", "faults", "overrides")  # options with which a rank may send what no route asks for
 
@@ -20,7 +20,7 @@ def check_same_run(meta: dict[str, Any], flow: dict[str, Any], result: dict[str,
 
     Args:
         meta, flow: `meta.json`, and what the player shows of the whole trace: `viz.flow_data.flow_data`.
-        result: `run.json`, checked by `strict_result.check_result`; `file` is its name.
+        result: `run.json`, checked by `result.check_result`; `file` is its name.
     """
     for name, (told, here) in _facts(meta, result).items():
         _compare(file, name, told, here)

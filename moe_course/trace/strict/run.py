@@ -13,9 +13,9 @@ from moe_course.errors import TraceError
 from moe_course.expert_map import Placement
 from moe_course.trace.schema import COLUMNS, LONGEST, LOOSE, STAGES
 from moe_course.trace.spans import OUTSIDE
-from moe_course.trace.strict import file_of
-from moe_course.trace.strict_places import places_of
-from moe_course.trace.strict_rows import Passes, check_outputs, check_rows, planned_rows, prefill_passes, sharers
+from moe_course.trace.strict.places import places_of
+from moe_course.trace.strict.rank_file import file_of
+from moe_course.trace.strict.rows import Passes, check_outputs, check_rows, planned_rows, prefill_passes, sharers
 
 
 def check_run(folder: Path, meta: dict, placement: Placement, parts: list[dict[str, torch.Tensor]]) -> None:

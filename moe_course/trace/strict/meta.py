@@ -10,7 +10,7 @@ from moe_course.backends.support import TRANSPORTS
 from moe_course.errors import TraceError
 from moe_course.quant import FORMATS
 from moe_course.trace.schema import ALLOWED, LEAST, META, MOST, NESTED, SCHEMA
-from moe_course.trace.strict_plan import check_plan
+from moe_course.trace.strict.plan import check_plan
 
 _TABLES = {"shape": tuple(SHAPES), "transport": TRANSPORTS, "dispatch_quant": ("none", *FORMATS)}
 
