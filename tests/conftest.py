@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import astuple
 from pathlib import Path
@@ -16,6 +17,9 @@ STARTS_PROCESSES = {("tests", "run"), ("tests", "dist"), "test_launch.py", "test
 # Helpers that several folders share are plain modules; the worker processes get the same path.
 sys.path[:0] = [str(REPOSITORY), *(str(TESTS / folder) for folder in ("unit", "comm", "dist"))]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A job in the background of a shell ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
