@@ -72,7 +72,9 @@ def doctor() -> int:
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
-        return _main(argv)
+        code = _main(argv)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:  # `moe-course plan | head`: nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

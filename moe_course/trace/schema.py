@@ -90,7 +90,8 @@ LEAST |= dict.fromkeys([f"plan.{name}" for name in ("world_size", "dp", "pp", "p
 LEAST |= dict.fromkeys([f"sizes.{name}" for name in ("dispatch", "partial", "contribution")], 0) | {"prefill_passes": 1}
 MOST = dict.fromkeys(("world_size", "experts", "top_k", "plan.ep_size"), 2**16) | {"hidden_size": 2**24}
 MOST |= {"plan.pp": 1}  # pipelines are planned, and not recorded
-#: Options of a run in which rows may get fewer routes than K, twice the same expert, or weights of any kind.
+#: Options of a run in which rows may get fewer routes than K, twice the same expert, or weights of any kind, and in
+#: which ranks may send what no route asks for.
 LOOSE = ("stages", "faults", "overrides")
 #: A run is shorter than this, in nanoseconds (104 days): a browser has no whole numbers beyond.
 LONGEST = 2**53

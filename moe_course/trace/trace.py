@@ -6,7 +6,6 @@ Built in: notebook 13.
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from moe_course.trace.schema import COLUMNS, OUTPUTS, SCHEMA, SPANS, VALUES
 from moe_course.trace.strict.meta import check_meta
 from moe_course.trace.strict.rank_file import check_files, file_of, placement_of, read_rank
 from moe_course.trace.strict.run import check_run
+from moe_course.whole import as_whole
 
 if TYPE_CHECKING:
     from moe_course.trace.join import Explanation
@@ -135,13 +135,11 @@ class Trace:
 
 def whole(name: str, value: object) -> int:
     """A number as an int, also one of torch or numpy. Raises TraceError for text, fractions, flags and None."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except (TypeError, RuntimeError, ValueError):  # a tensor of several numbers
+    number = as_whole(value)
+    if number is None:
         hint = f"; write {name}={value.strip()}" if isinstance(value, str) and value.strip().isdecimal() else ""
-        raise TraceError(f"{name} is {value!r}, needs to be a whole number{hint}") from None
+        raise TraceError(f"{name} is {value!r}, needs to be a whole number{hint}")
+    return number
 
 
 def write_rank(directory: str | Path, rank: int, recorder: Recorder, extra: dict[str, torch.Tensor]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_course.errors import ConfigError
+from moe_course.whole import as_whole
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +29,10 @@ def a_trace(value: Any) -> Trace:
 
 def whole(name: str, value: Any, example: str) -> int:
     """A whole number, also one of torch or numpy. Raises ConfigError for text, fractions and flags."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except (TypeError, RuntimeError, ValueError):  # a tensor of several numbers
-        raise ConfigError(f"{name} is {_shown(value)}, needs to be a whole number: {name}={example}") from None
+    number = as_whole(value)
+    if number is None:
+        raise ConfigError(f"{name} is {_shown(value)}, needs to be a whole number: {name}={example}")
+    return number
 
 
 def several(name: str, values: Any) -> list[int] | None:

@@ -20,7 +20,7 @@ def check_result(result: object, file: Path) -> dict[str, Any]:
     """
     if not isinstance(result, dict) or result.get("schema") != SCHEMA:
         found = result.get("schema") if isinstance(result, dict) else result
-        raise TraceError(f"{file}: schema is {_shown(found)}, this version reads {SCHEMA!r}")
+        raise TraceError(f"{file}: schema is {shown(found)}, this version reads {SCHEMA!r}")
     _check_record(file, "", result, RESULT)
     for name, kinds in INSIDE.items():
         if result[name] is not None:
@@ -35,10 +35,10 @@ def check_result(result: object, file: Path) -> dict[str, Any]:
 
 
 def refuse(file: Path, name: str, value: object, expected: str) -> NoReturn:
-    raise TraceError(f"{file}: field {name} is {_shown(value)}, expected {expected}")
+    raise TraceError(f"{file}: field {name} is {shown(value)}, expected {expected}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:197]}…"
 

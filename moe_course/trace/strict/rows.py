@@ -12,6 +12,7 @@ import torch
 
 from moe_course.errors import TraceError
 from moe_course.layout import rank_groups
+from moe_course.trace.strict.passes import first_true
 
 #: `[step][row]` -> (prompt, position) of one rank.
 Passes = list[list[tuple[int, int]]]
@@ -76,12 +77,12 @@ def check_rows(path: Path, rank: int, tensors: dict[str, torch.Tensor], passes: 
     """Every route belongs to a row that its rank took. Raises TraceError naming column, entry and both values."""
     step, row = tensors["step"], tensors["row"]
     counts = torch.tensor([len(rows) for rows in passes])
-    for at in _first(step >= len(passes)):
+    for at in first_true(step >= len(passes)):
         raise TraceError(
             f"{path}: column step, entry {at}, is {int(step[at])}, expected 0 to {len(passes) - 1}: prompts and "
             f"new_tokens of meta.json take {len(passes)} passes"
         )
-    for at in _first(row >= counts[step]):
+    for at in first_true(row >= counts[step]):
         n = int(counts[step[at]])
         raise TraceError(
             f"{path}: column row, entry {at}, is {int(row[at])}, expected less than {n}: rank {rank} brings {n} rows "
@@ -90,7 +91,7 @@ def check_rows(path: Path, rank: int, tensors: dict[str, torch.Tensor], passes: 
     every = torch.tensor([place for rows in passes for place in rows], dtype=torch.int64).view(-1, 2)
     should = every[(counts.cumsum(0) - counts)[step] + row]  # [n, 2]
     told = torch.stack([tensors["prompt"], tensors["position"]], dim=1)
-    for at in _first((told != should).any(dim=1)):
+    for at in first_true((told != should).any(dim=1)):
         raise TraceError(
             f"{path}: columns prompt and position, entry {at}, are {tuple(told[at].tolist())}, expected "
             f"{tuple(should[at].tolist())}: row {int(row[at])} of rank {rank} in step {int(step[at])}"
@@ -105,13 +106,8 @@ def check_outputs(path: Path, tensors: dict[str, torch.Tensor], passes: Passes, 
     should = torch.tensor(places, dtype=torch.int64).view(-1, 3)
     if len(told) != len(should):
         raise TraceError(f"{path}: column output has {len(told)} entries, expected {len(should)}: one for each row")
-    for at in _first((told != should).any(dim=1)):
+    for at in first_true((told != should).any(dim=1)):
         raise TraceError(
             f"{path}: columns {', '.join(names)}, entry {at}, are {tuple(told[at].tolist())}, expected "
             f"{tuple(should[at].tolist())}"
         )
-
-
-def _first(bad: torch.Tensor) -> list[int]:
-    """Place of the first True of `[n]`, in a list; no place, no entry."""
-    return bad.nonzero()[:1].flatten().tolist()

@@ -13,6 +13,7 @@ from moe_course.errors import TraceError
 from moe_course.expert_map import Placement
 from moe_course.trace.schema import COLUMNS, LONGEST, LOOSE, STAGES
 from moe_course.trace.spans import OUTSIDE
+from moe_course.trace.strict.passes import first_true
 from moe_course.trace.strict.places import places_of
 from moe_course.trace.strict.rank_file import file_of
 from moe_course.trace.strict.rows import Passes, check_outputs, check_rows, planned_rows, prefill_passes, sharers
@@ -47,10 +48,6 @@ def check_run(folder: Path, meta: dict, placement: Placement, parts: list[dict[s
     _check_places(folder, meta, placement, parts, passes)
 
 
-def _first(bad: torch.Tensor) -> list[int]:
-    return bad.nonzero()[:1].flatten().tolist()
-
-
 def _check_stages(path: Path, part: dict[str, torch.Tensor], layers: list[int], passes: int) -> None:
     """In every pass a rank goes through every stage of every sparse layer, also with no row."""
     names = ("span_step", "span_layer", "span_stage")
@@ -61,7 +58,7 @@ def _check_stages(path: Path, part: dict[str, torch.Tensor], layers: list[int], 
     ).view(-1, 3)
     shorter = min(len(told), len(should))
     every = f"each of {passes} passes has {', '.join(STAGES[:-1])} of layers {layers}, in this order"
-    for at in _first((told[:shorter] != should[:shorter]).any(dim=1)):
+    for at in first_true((told[:shorter] != should[:shorter]).any(dim=1)):
         raise TraceError(
             f"{path}: columns {', '.join(names)}, entry {int(inside[at])}, are {tuple(told[at].tolist())}, expected "
             f"{tuple(should[at].tolist())}: {every}"
@@ -101,23 +98,23 @@ def _check_routes(
         return f"row {number - int(counts[:step].sum())} of step {step}, layer {layers[layer]}"
 
     names = " and ".join(str(folder / file_of(rank)) for rank in members)
-    for at in _first(times > 1):
+    for at in first_true(times > 1):
         number, k = divmod(int(choice[at]), top_k)
         raise TraceError(f"{names}: column k has {int(times[at])} entries of {k} for {where(number)}, expected 1")
     if any(name in meta["options"] for name in LOOSE):
         return
     if len(choice) != (n := int(counts.sum()) * len(layers) * top_k):
-        gap = _first(choice != torch.arange(len(choice)))
+        gap = first_true(choice != torch.arange(len(choice)))
         number, k = divmod(gap[0] if gap else len(choice), top_k)
         raise TraceError(
             f"{names}: no route of k = {k} for {where(number)}; {len(choice)} routes, expected {n}: top_k is {top_k}, "
             "and the package's router leaves none out"
         )
     pair, times = (row * meta["experts"] + joined["expert"]).unique(return_counts=True)
-    for at in _first(times > 1):
+    for at in first_true(times > 1):
         number, expert = divmod(int(pair[at]), meta["experts"])
         raise TraceError(f"{names}: column expert has {int(times[at])} of {expert} for {where(number)}, expected 1")
-    for at in _first(joined["weight"] < 0):
+    for at in first_true(joined["weight"] < 0):
         weight = float(joined["weight"][at])
         raise TraceError(f"{names}: column weight is {weight:g} for {where(int(row[at]))}, expected 0 or more")
 
@@ -127,7 +124,7 @@ def check_owners(folder: Path, meta: dict, parts: list[dict[str, torch.Tensor]])
     for members in sharers(meta, meta["plan"]["dispatch_group"]):
         for rank in members:
             owner = parts[rank]["owner_rank"]
-            for at in _first(~torch.isin(owner, torch.tensor(members))):
+            for at in first_true(~torch.isin(owner, torch.tensor(members))):
                 raise TraceError(
                     f"{folder / file_of(rank)}: column owner_rank, entry {at}, is {int(owner[at])}, expected one of "
                     f"{members}: rank {rank} takes rows to no other"
@@ -144,7 +141,7 @@ def _check_places(
     if "stages" in meta["options"] and all((columns[name] < 0).all() for name in names):
         return
     for name, should in places_of(meta, placement, columns, counts).items():
-        for at in _first(columns[name] != should):
+        for at in first_true(columns[name] != should):
             rank = int(columns["source_rank"][at])
             entry = at - sum(meta["routes"][:rank])
             raise TraceError(

@@ -10,9 +10,8 @@ from typing import Any
 
 from moe_course.errors import TraceError
 from moe_course.layout import rank_groups
-from moe_course.trace.strict.result import refuse
-
-_SEEN_BY_ROUTES = ("stages", "faults", "overrides")  # options with which a rank may send what no route asks for
+from moe_course.trace.schema import LOOSE
+from moe_course.trace.strict.result import refuse, shown
 
 
 def check_same_run(meta: dict[str, Any], flow: dict[str, Any], result: dict[str, Any], file: Path) -> None:
@@ -28,7 +27,7 @@ def check_same_run(meta: dict[str, Any], flow: dict[str, Any], result: dict[str,
     moved = _moved_by_routes(flow, meta["prefill_passes"])
     _compare(file, "moved", [(m["layer"], m["phase"]) for m in result["moved"]], list(moved))
     names = ("passes", "bound", "rows", "payload", "padding")
-    if any(name in meta["options"] for name in _SEEN_BY_ROUTES):
+    if any(name in meta["options"] for name in LOOSE):
         names = ("passes", "bound")
     for place, line in enumerate(result["moved"]):
         expected = moved[line["layer"], line["phase"]]
@@ -44,14 +43,9 @@ def check_same_run(meta: dict[str, Any], flow: dict[str, Any], result: dict[str,
 def _compare(file: Path, name: str, told: object, here: object) -> None:
     if json.dumps(told, sort_keys=True) != json.dumps(here, sort_keys=True):  # 1 is not true here, and not 1.0
         raise TraceError(
-            f"{file}: field {name} is {_short(told)}, the trace says {_short(here)}: trace and figures are of "
+            f"{file}: field {name} is {shown(told)}, the trace says {shown(here)}: trace and figures are of "
             "different runs, or one of them was changed; record the run again"
         )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}…"
 
 
 def _facts(meta: dict, result: dict) -> dict[str, tuple]:
