@@ -114,12 +114,12 @@ def _plan(options: RunOptions, config: MoEConfig, nodes: Nodes) -> None:
 
 
 def _worth_planning(options: RunOptions) -> bool:
-    """Flags whose mistakes only the plan can see; it imports torch, so it is not made for nothing."""
+    """Flags whose mistakes only the plan, or torch, can see; it imports torch, so it is not made for nothing."""
     default = RunOptions()
     names = ("all2all_backend", "enable_expert_parallel", "sequence_parallel_moe", "tensor_parallel_size")
     names += ("data_parallel_size", "prefill_context_parallel_size", "transport", "ranks_per_node", "dispatch_quant")
     names += ("reduce_in_node", "static_shapes", "stages")
-    return any(getattr(options, name) != getattr(default, name) for name in names)
+    return options.device == "cuda" or any(getattr(options, name) != getattr(default, name) for name in names)
 
 
 def _interrupt(number, frame) -> None:

@@ -77,7 +77,7 @@ def headers(
 
 @bench.command()
 def trace(
-    rounds: Annotated[int, typer.Option(min=1, help="Blocks of steps for each way; 8 take a minute.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Each is 2 prefills and 20 decodes in each way.")] = 30,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
 ) -> int:
     """What a trace adds to a step: a prefill of 512 rows a rank, and a decode of one; 2 and 4 ranks."""
@@ -88,20 +88,21 @@ def trace(
     console = Console()
     ways = {"bare": "no recorder", "ids": "a run", "trace": "--trace", "values": "--trace-values"}
     figures = _measure(console, "moe_course.bench.trace_ranks", rounds)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"what a trace adds to a step: fastest, and median of {rounds} rounds in turns",
-        title_justify="left",
-    )
-    for name in ("ranks", "step", "way", "fastest", "adds", "median", "aim"):
+    table = Table(box=box.SIMPLE_HEAD, title="what a trace adds to a step, step by step in turns", title_justify="left")
+    for name in ("ranks", "step", "turns", "way", "median", "adds", "+-", "aim"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in figures:
         for way, name in ways.items():
-            added = ["", ""] if way == "bare" else [f"{one[f'{way}_adds_{of}']:+.1%}" for of in ("fastest", "median")]
+            added = ["", ""] if way == "bare" else [f"{one[f'{way}_adds']:+.1%}", f"{one[f'{way}_error']:.1%}"]
             aim = {"ids": "nothing", "trace": f"<= {TRACE_LIMIT:.0%}"}.get(way, "")
-            table.add_row(str(one["ranks"]), one["step"], name, f"{one[f'{way}_ms']:.2f} ms", *added, aim)
+            turns, median_ms = str(len(one["times"][way])), f"{one[f'{way}_ms']:.2f} ms"
+            table.add_row(str(one["ranks"]), one["step"], turns, name, median_ms, *added, aim)
         table.add_section()
     console.print(table)
+    console.print(
+        "adds: to the step without recorder of the same turn, median over the turns. +-: what that median is known to.",
+        highlight=False,
+    )
     _store(json_file, "trace", rounds, figures)
     return 0
 

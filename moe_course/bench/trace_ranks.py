@@ -7,6 +7,7 @@ Three ways: "bare", a model nobody listens to; "ids", what every run keeps for i
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 
@@ -51,27 +52,36 @@ class Listening:
             self.recorder.unwatch()
 
 
-def measure(comm, model, step, steps: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step in each way, one figure for each round; the ways take turns, each round begins with another."""
+def measure(comm, model, step, turns: int) -> dict[str, list[float]]:
+    """Seconds of single steps, one for each way and turn.
+
+    The ways take turns from step to step, so that what slows the machine for a while slows all of them; each turn
+    begins with another way.
+    """
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(3):
         step(None)
-    for turn in range(rounds):
+    for turn in range(turns):
         for place in range(len(WAYS)):
             way = WAYS[(turn + place) % len(WAYS)]
             with Listening(model, way) as recorder:
                 comm.barrier()
-                found[way].append(_time(lambda recorder=recorder: step(recorder), steps))
+                found[way].append(_time(lambda recorder=recorder: step(recorder), 1))
     return found
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, float]:
-    """Milliseconds of each way's fastest round, and what a way adds to "bare": of the fastest, and the median."""
+    """Milliseconds of each way's median step, and what a way adds to "bare": median over the turns, and its error.
+
+    The error is half of what a notch in a box plot spans (McGill, Tukey and Larsen, 1978): two medians whose notches
+    do not meet differ, with a confidence of about 95 %.
+    """
     bare, found = times["bare"], {}
     for way, seconds in times.items():
-        found[f"{way}_ms"] = 1e3 * min(seconds)
-        found[f"{way}_adds_fastest"] = min(seconds) / min(bare) - 1
-        found[f"{way}_adds_median"] = statistics.median(s / b - 1 for s, b in zip(seconds, bare, strict=True))
+        found[f"{way}_ms"] = 1e3 * statistics.median(seconds)
+        added = [one / without - 1 for one, without in zip(seconds, bare, strict=True)]
+        low, middle, high = statistics.quantiles(added, n=4)
+        found[f"{way}_adds"], found[f"{way}_error"] = middle, 1.57 * (high - low) / math.sqrt(len(added))
     return found
 
 
@@ -101,7 +111,7 @@ def main(rounds: int) -> int:
         with torch.inference_mode():
             model.shell(input_ids=prompts[:1], cache=cache, use_cache=True, logits_to_keep=1)
             for name, step in (("prefill", prefill), ("decode", decode)):
-                times = measure(comm, model, step, STEPS[name], rounds)
+                times = measure(comm, model, step, rounds * STEPS[name])
                 if rank == 0:
                     emit("measured", step=name, times=times, **summary(times))
         comm.barrier()

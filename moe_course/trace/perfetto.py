@@ -23,14 +23,14 @@ _INSIDE = 1e-3  # an arrow belongs to the slice it begins and ends in: one nanos
 _DISPATCH, _EXPERTS, _COMBINE = (STAGES.index(name) for name in ("dispatch", "experts", "combine"))
 
 
-def write_perfetto(trace: Trace, path: str | Path) -> dict:
+def write_perfetto(trace: Trace, path: str | Path) -> Path:
     """See `Trace.to_perfetto`."""
-    content = perfetto(trace)
+    content, file = json.dumps(perfetto(trace)), Path(path)
     try:
-        Path(path).write_text(json.dumps(content), encoding="utf-8")
+        file.write_text(content, encoding="utf-8")
     except OSError as error:
         raise TraceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
-    return content
+    return file
 
 
 def perfetto(trace: Trace, most_arrows: int = MOST_ARROWS) -> dict:

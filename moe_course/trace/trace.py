@@ -99,8 +99,8 @@ class Trace:
         told = {"rank": rank, "row": row, "layer": layer, "step": step}
         return explain(self, **{name: whole(name, value) for name, value in told.items()})
 
-    def to_perfetto(self, path: str | Path) -> dict:
-        """Write spans and routes as a trace for ui.perfetto.dev or chrome://tracing; returns what was written.
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write spans and routes as a trace for ui.perfetto.dev or chrome://tracing; returns the path of the file.
 
         Raises TraceError when the file cannot be written.
         """

@@ -79,6 +79,13 @@ def test_wrong_options_end_before_a_rank_starts(args, says, capfd, monkeypatch):
         assert part in lines[0]
 
 
+def test_a_gpu_that_is_not_there_ends_before_a_rank_starts(capfd, monkeypatch):
+    monkeypatch.setattr("moe_course.launch.launch", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["run", "--device=cuda"]) == 2
+    assert capfd.readouterr().err == "error: device 'cuda' was asked for and torch sees no GPU here; use --device cpu\n"
+
+
 def test_a_wrong_option_of_the_command_is_one_line(course):
     """The same through a process of its own."""
     assert_one_line(course, course.run("--all2all-backend", "carrier_pigeon"), 2, "carrier_pigeon", "two_hop")

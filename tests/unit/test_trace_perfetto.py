@@ -32,9 +32,9 @@ def recorded():
 @pytest.fixture(scope="module")
 def events(recorded, tmp_path_factory):
     path = tmp_path_factory.mktemp("perfetto") / "trace.json"
-    returned = recorded.to_perfetto(path)
+    assert recorded.to_perfetto(str(path)) == path
     content = json.loads(path.read_text())
-    assert content == returned and content["otherData"]["arrows_left_out"] == 0
+    assert content == perfetto(recorded) and content["otherData"]["arrows_left_out"] == 0
     return content["traceEvents"]
 
 
