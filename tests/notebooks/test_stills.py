@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import nbformat
+from inner_pytest import faults_of_cells
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image, ImageDraw
 
@@ -42,10 +40,8 @@ def test_nbval_compares_pictures(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nbval --nbval-current-env\n")
     sanitize = tmp_path / "addresses"  # the repr of a picture has one
     sanitize.write_text("[address]\nregex:  at 0x[0-9A-F]+\nreplace:\n")
-    asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--nbval-sanitize-with={sanitize}"]
-    done = subprocess.run([*asked, "--junitxml=found.xml"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    cells_found = ElementTree.parse(tmp_path / "found.xml").iter("testcase")
-    faults = {name: cell.findtext("failure", "") for name, cell in zip(outputs, cells_found, strict=True)}
-    assert [name for name, fault in faults.items() if fault] == ["another", "none", "larger"], done.stdout
-    of_pictures = [name for name, fault in faults.items() if "`make notebooks` stores it" in fault]
-    assert of_pictures == ["another", "larger"], faults  # a picture too many is found before any is compared
+    faults = faults_of_cells(tmp_path / "pictures.ipynb", f"--nbval-sanitize-with={sanitize}")
+    said = dict(zip(outputs, faults, strict=True))
+    assert [name for name, fault in said.items() if fault] == ["another", "none", "larger"], said
+    of_pictures = [name for name, fault in said.items() if "`make notebooks` stores it" in fault]
+    assert of_pictures == ["another", "larger"], said  # a picture too many is found before any is compared
