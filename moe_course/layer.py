@@ -20,6 +20,7 @@ from moe_course.dispatch import Dispatched
 from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import Placement
 from moe_course.experts import grouped_swiglu
+from moe_course.gradients import no_gradient
 from moe_course.modes import Mode, plain_mode
 from moe_course.router import route
 from moe_course.rows import TOLERANCE, RowInvariance, padded_linear, row_invariance
@@ -82,7 +83,12 @@ class MoELayer(nn.Module):
         self._check(num_local)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[T, H]` -> `[T, H]`, source order. Every rank of the group must call it, also with `T = 0`."""
+        """`[T, H]` -> `[T, H]`, source order. Every rank of the group must call it, also with `T = 0`.
+
+        Raises ConfigError for rows of another shape, dtype or device than the weights take, and where gradient mode is
+        on and rows or weights require grad.
+        """
+        self._check_rows(hidden_states)
         self.comm.layer = self.layer
         rows = hidden_states[self.mode.own_rows(len(hidden_states))]
         topk_weights, topk_ids = self.stages.route(rows, self.gate_weight, self.bias, self.config)
@@ -153,6 +159,23 @@ class MoELayer(nn.Module):
     def _emit(self, stage: str, **tensors: Any) -> None:
         if self.on_event is not None:
             self.on_event(stage, self, **tensors)
+
+    def _check_rows(self, rows: torch.Tensor) -> None:
+        where = f"rank {self.comm.world_rank}, layer {self.layer}"
+        hidden, dtype, device = self.config.hidden_size, self.w13.dtype, self.w13.device
+        if rows.ndim != 2 or rows.shape[1] != hidden:
+            raise ConfigError(
+                f"{where}: hidden_states are {list(rows.shape)}, expected [T, {hidden}]; flatten them to one row per "
+                f"token, as in rows.view(-1, {hidden})"
+            )
+        if rows.dtype != dtype or rows.device != device:
+            raise ConfigError(
+                f"{where}: hidden_states are {rows.dtype} on {rows.device}, the experts {dtype} on {device}; bring the "
+                "rows there with rows.to(w13)"
+            )
+        shared = {} if self.shared is None else dict(zip(("shared w13", "shared w2"), self.shared, strict=True))
+        weights = {"gate_weight": self.gate_weight, "bias": self.bias, "w13": self.w13, "w2": self.w2, **shared}
+        no_gradient(where, hidden_states=rows, **weights)
 
     def _check(self, num_local: int) -> None:
         config, placement, mode = self.config, self.placement, self.mode

@@ -35,7 +35,8 @@ class Comm(CheckedTransport):
     until this rank's next exchange but one, and may be read, not changed: an all-gather's are one memory for all.
 
     Operations raise ExchangeMismatch (ranks disagree), ExchangeTimeout (a peer does not come) or RankLost (a
-    peer is gone), each on all ranks that are still there.
+    peer is gone), each on all ranks that are still there. A tensor whose gradient would be lost on the way is a
+    ConfigError.
     """
 
     # -- operations ---------------------------------------------------------------------------------------------

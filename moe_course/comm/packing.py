@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from moe_course.errors import ConfigError
+from moe_course.gradients import no_gradient
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,13 @@ def row_bytes(tensor: torch.Tensor) -> int:
 
 
 def to_bytes(rows: torch.Tensor, metadata: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
-    """The rows and each of their metadata as uint8 `[n, bytes per row]`. Raises ConfigError for other row counts."""
+    """The rows and each of their metadata as uint8 `[n, bytes per row]`: what every exchange begins with.
+
+    Raises ConfigError for metadata of other row counts, and where a gradient would be lost.
+    """
+    no_gradient(f"rank {rank}", rows=rows)
     for tensor in metadata:
+        no_gradient(f"rank {rank}", metadata=tensor)
         if len(tensor) != len(rows):
             raise ConfigError(f"rank {rank}: metadata has {len(tensor)} rows, the rows are {len(rows)}")
     return [_bytes(tensor) for tensor in (rows, *metadata)]

@@ -18,6 +18,7 @@ import torch
 from moe_course.comm.ledger import Entry
 from moe_course.comm.packing import row_bytes
 from moe_course.errors import CapacityExceeded, ConfigError
+from moe_course.gradients import no_gradient
 
 if TYPE_CHECKING:
     from moe_course.comm.base import Comm
@@ -81,6 +82,7 @@ def open(
 
 def put(comm: Comm, window: Window, peer: int, start: int, rows: torch.Tensor, metadata: int, padding: int) -> None:
     """See `Comm.put`."""
+    no_gradient(f"rank {comm.world_rank}", rows=rows)
     window.of(peer)[start : start + len(rows)] = rows
     window.put[peer] += len(rows)
     if peer != comm.rank and len(rows):

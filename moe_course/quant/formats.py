@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from moe_course.errors import ConfigError
+from moe_course.gradients import no_gradient
 from moe_course.quant.exponents import round_up_to_power_of_two
 
 #: Numbers along H that share a scale. vLLM's `block_shape` [128, 128] means 128 x 128 for weights, 1 x 128 for rows.
@@ -108,8 +109,10 @@ def quantize(rows: torch.Tensor, fmt: str, group_size: int = GROUP_SIZE) -> tupl
         Give it the rows that count and no others: padding would have a say in the scale.
 
     Raises:
-        ConfigError: unknown format, a group size that does not divide H, or rows that are not floating point.
+        ConfigError: unknown format, a group size that does not divide H, rows that are not floating point, or rows
+            whose gradient would be lost: rounding has none.
     """
+    no_gradient(f"quantize to {fmt}", rows=rows)
     form = format_named(fmt)
     groups = scales_per_row(fmt, rows.shape[-1], group_size)
     if rows.dtype not in _ROW_DTYPES:

@@ -19,7 +19,7 @@ def as_text(found: Explanation) -> str:
         "",
     ]
     forwarded = any(route["via_rank"] >= 0 for route in found.routes)
-    heads = ["k", "expert", "owner", "local", "sent as", "arrives as", "weight", "|output|", "weight x output"]
+    heads = ["k", "expert", "owner", "slot", "sent as", "arrives as", "weight", "|output|", "weight x output"]
     rows = [
         [
             str(route["k"]),

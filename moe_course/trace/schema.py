@@ -20,7 +20,7 @@ COLUMNS = (
     "expert",
     "weight",
     "owner_rank",
-    "local_expert",  # row of the owner's w13 and w2
+    "local_expert",  # slot of the owner: index into its w13 and w2
     "send_row",  # place among the rows for that owner, in the source's buffer
     "receive_row",  # place in the owner's `Dispatched.hidden_states`, flattened
     "via_rank",  # who forwards, -1 where nobody does

@@ -1,6 +1,6 @@
 // The five stages in a row. Each is a button that says what goes in and out. Data: schema moe_course.ribbon/1.
 
-// A line breaks behind a comma first, but not in a shape: "rows that came, | local ids [T, K]".
+// A line breaks behind a comma first, but not in a shape: "rows that came, | ids [T, K]".
 const phrases = (text) => text.split(/(?<=,) (?![^[]*\])/).flatMap((part, i) => [i ? " " : "", h("span", {}, part)]);
 
 function mount(root, data, opts = {}) {

@@ -26,7 +26,8 @@ function mount(root, data, opts = {}) {
     "aria-label": "Grid of scores. Left and right choose an expert, up and down a token, plus and minus change the bias, space takes it away and brings it back." }, cells);
   const bars = h("canvas", { role: "img" });
   const heat = h("span", { class: "mc-scale", style: `background: linear-gradient(90deg, ${CIVIDIS.join(",")})` });
-  const legend = h("div", { class: "mc-legend" }, h("span", {}, "choice score ", shown(low), heat, shown(high)),
+  const heated = h("span"); // what the heat shows: without any bias the score alone
+  const legend = h("div", { class: "mc-legend" }, h("span", {}, heated, " ", shown(low), heat, shown(high)),
     h("span", {}, `outlined and numbered: the ${data.top_k} chosen, best first`), h("span", {}, "double outline: chosen by your bias"),
     h("span", {}, "dashed: lost by it"), data.n_group > 1 ? h("span", {}, "grey, crossed: group dropped") : null);
   const live = h("p", { "aria-live": "polite" });
@@ -61,6 +62,7 @@ function mount(root, data, opts = {}) {
 
   function tellStory() {
     const takers = (rows) => rows.filter((row) => row.ids.includes(state.expert)).length;
+    heated.textContent = data.bias || state.bias ? "score + bias" : "score";
     const sums = chosen.map((row) => total(row.weights));
     const [least, most] = [Math.min(...sums).toFixed(3), Math.max(...sums).toFixed(3)];
     const without = before ? `; without the added bias by ${takers(before)}` : "";

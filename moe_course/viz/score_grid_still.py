@@ -45,7 +45,8 @@ def _title(grid: ScoreGrid) -> str:
     state, data = grid.state, grid.data
     extra = f"; bias of expert {state['expert']} moved by {state['bias']:+.2f}" if state.get("bias") else ""
     crossed = "; crossed: group dropped" if data["n_group"] > 1 else ""
-    return f"score + bias: blue low, yellow high; outlined and numbered: the {data['top_k']} chosen{crossed}{extra}"
+    what = "score" if grid.bias() is None else "score + bias"
+    return f"{what}: blue low, yellow high; outlined and numbered: the {data['top_k']} chosen{crossed}{extra}"
 
 
 def _line(axis, grid: ScoreGrid, choice, first: int) -> None:

@@ -13,16 +13,30 @@ from moe_course.viz.picture import png
 from moe_course.viz.token_flow_pen import DPI, Pen
 from moe_course.viz.token_flow_still_tokens import Tiles, draw_tokens, fit, strips_of, tiles_of
 
-PHASES = {
-    "at source": "every token is on its rank",
-    "router": "every token chooses its experts",
-    "dispatch": "rows go to the ranks that own those experts",
-    "experts": "routes that each rank computes",
-    "combine": "what was computed goes home",
-    "done": "strip below a token: the ranks whose parts were added up",
+#: What each backend does with rows; the browser's words for it are `TRAVEL` in `token_flow_model.js`.
+DISPATCH = {
+    "no_dp_ep": "every rank has all rows its experts need",
+    "allgather_reducescatter": "every row goes to every other rank, wanted or not",
+    "all_to_all": "a copy of a row for each route to another rank",
+    "high_throughput": "one copy of a row for each rank with one of its experts",
+    "low_latency": "a copy of a row for each route, to a place kept for it",
+    "two_hop": "one copy of a row for each node, forwarded inside it",
+    "one_sided": "written into the memory of each rank with one of its experts",
 }
 _WIDTH, _GAP = 1180, 20
 _MUTED, _LINE, _LANE = "#5c5c5c", "#c4c4c4", "#f3f3f3"
+
+
+def captions(shape: str) -> dict[str, str]:
+    """The six phases in order, with what happens in each by this backend's rules."""
+    return {
+        "at source": "every token is on its rank",
+        "router": "every token chooses its experts",
+        "dispatch": DISPATCH[shape],
+        "experts": "routes that each rank computes",
+        "combine": "what was computed goes home",
+        "done": "strip below a token: the ranks whose parts were added up",
+    }
 
 
 @dataclass(frozen=True)
@@ -66,17 +80,17 @@ def draw(data: dict, shown: dict) -> bytes:
     pen.text(4, 12, title, size=13, weight="bold")
     legend = "colour: the rank a row comes from · tile, dark to bright: 1 to most routes of an expert, white: none"
     pen.text(_WIDTH - 4, 12, legend, align="right")
-    for number, phase in enumerate(PHASES):
+    for number, (phase, caption) in enumerate(captions(data["shape"]).items()):
         pen.x, pen.y = (number % 2) * (frame.width + _GAP), 26 + (number // 2) * panel
+        name = f"{number + 1}  {phase}"
+        pen.text(0, 10, name, size=12, weight="bold")
+        pen.text(14 + 7.8 * len(name), 10.5, caption, size=10, color=_MUTED)
         _panel(pen, frame, data, shown, phase)
     return png(figure, palette=255)
 
 
 def _panel(pen: Pen, frame: Frame, data: dict, shown: dict, phase: str) -> None:
     ranks = range(frame.ranks)
-    name = f"{[*PHASES].index(phase) + 1}  {phase}"
-    pen.text(0, 10, name, size=12, weight="bold")
-    pen.text(14 + 7.8 * len(name), 10.5, PHASES[phase], size=10, color=_MUTED)
     pen.boxes([(0, frame.top(rank) + 1, frame.width, frame.lane - 2) for rank in ranks], _LANE)
     pen.boxes(
         [(0, frame.top(rank) + 1, 4, frame.lane - 2) for rank in ranks], [colours.of_rank(rank) for rank in ranks]
