@@ -24,8 +24,8 @@ MOST_TOKENS = 64
 class ScoreGrid(Picture):
     """A row per token, a column per expert, heat for the score, plus the bias where there is one.
 
-    `state["bias"]` is added to the bias of `state["expert"]`: set it and the choices move, in the browser, in
-    `chosen()`, in the line of text and in the still image.
+    `state` is `{"expert", "bias", "token"}`; its bias is added to that of its expert: set it and the choices move, in
+    the browser, in `chosen()`, in the line of text and in the still image.
     """
 
     module = "score_grid"

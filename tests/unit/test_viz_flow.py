@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -22,6 +23,8 @@ from moe_course.expert_map import make_placement
 from moe_course.trace.record import COLUMNS, Recorder
 from moe_course.trace.trace import Trace
 from moe_course.viz.flow_data import flow_data
+from moe_course.viz.token_flow_pen import Pen
+from moe_course.viz.token_flow_still import DISPATCH
 
 EXPERTS, TOP_K, HIDDEN, CAPACITY = 8, 2, 64, 8
 #: Rows of each rank: ragged, with an empty rank, and on uneven nodes.
@@ -247,6 +250,20 @@ def test_still_is_the_same_small_file_each_time():
     first, second = (viz.token_flow(record("two_hop")[0], phase="dispatch").still() for _ in range(2))
     assert first == second and first.startswith(b"\x89PNG") and len(first) <= 80_000
     assert viz.token_flow(record("all_to_all")[0]).still() != first
+
+
+@pytest.mark.parametrize("shape", BACKENDS)
+def test_still_says_what_this_backend_does_with_rows(shape, monkeypatch):
+    """All-gather brings every row to every rank; a word of ranks that own experts would be another backend's."""
+    said = []
+    monkeypatch.setattr(Pen, "text", lambda self, x, y, text, **look: said.append(text))
+    viz.token_flow(record(shape, [5, 5, 5], (3,))[0]).still()
+    found = [text for text in said if text in DISPATCH.values()]
+    assert found == [DISPATCH[shape]] and len(set(DISPATCH.values())) == len(BACKENDS)
+    wanted_only = any(word in found[0] for word in ("with one of its experts", "for each route", "for each node"))
+    assert wanted_only == (shape not in ("allgather_reducescatter", "no_dp_ep"))
+    browser = (Path(viz.__file__).parent / "token_flow_model.js").read_text()
+    assert set(re.findall(r"^  (\w+): \"", browser.split("const TRAVEL")[1], re.M)) == set(BACKENDS)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

@@ -20,6 +20,7 @@ from moe_course.viz.picture import source
 from moe_course.viz.rank_timeline import findings, timeline_data, totals
 from moe_course.viz.rank_timeline_still import LOOKS
 from moe_course.viz.score_grid import all_scores
+from moe_course.viz.score_grid_still import _title as title_of
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: apt-get install nodejs")
@@ -115,6 +116,14 @@ def test_scores_are_the_routers_bit_for_bit():
     grid = score_grid(logits, 4)
     assert torch.equal(torch.tensor(grid.data["scores"]), all_scores(logits, "sigmoid"))
     torch.testing.assert_close(all_scores(logits, "sigmoid"), logits.sigmoid(), rtol=0, atol=1e-6)
+
+
+def test_the_still_names_a_bias_only_where_there_is_one():
+    grid = score_grid(torch.randn(2, 8), 2)
+    assert title_of(grid).startswith("score: blue low")
+    grid.state = grid.state | {"expert": 3, "bias": 0.5}
+    assert title_of(grid).startswith("score + bias: blue low") and "expert 3 moved by +0.50" in title_of(grid)
+    assert title_of(make_grid()).startswith("score + bias: blue low")
 
 
 def test_a_bias_moves_the_choice_and_not_the_sum():

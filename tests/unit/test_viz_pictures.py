@@ -67,13 +67,20 @@ def test_ribbon_lights_a_stage():
     lit = viz.ribbon("dispatch")
     assert lit.text() == (
         "Ribbon: router → expert map → [dispatch] → local experts → combine; "
-        "dispatch: rows in source order → rows in owner order"
+        "dispatch: rows in source order → rows where their experts are"
     )
     assert lit.state == {"stage": "dispatch"} and lit.still() == viz.ribbon("dispatch").still() != viz.ribbon().still()
     assert viz.ribbon("experts").data["lit"] == "local experts" and viz.ribbon("expert_map").data["lit"] == "expert map"
     assert viz.ribbon().state == {} and "[" not in viz.ribbon().text().split(";")[0]
     with pytest.raises(ConfigError, match="stage is 'gather', known stages: router, expert map, dispatch"):
         viz.ribbon("gather")
+
+
+def test_an_expert_has_a_slot_and_a_token_a_row():
+    """A row is a token's vector, in every word that a viewer reads; an expert's place on its shelf is a slot."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in VIZ.glob("*.*") if path.suffix in (".py", ".js")}
+    assert not [name for name, text in texts.items() if re.search(r"\blocal (row|id)s?\b", text)]
+    assert viz.ribbon().data["stages"][1]["out"] == "owner rank, slot"
 
 
 def test_functions_stay_functions_when_their_modules_are_imported():
