@@ -161,21 +161,22 @@ class MoELayer(nn.Module):
             self.on_event(stage, self, **tensors)
 
     def _check_rows(self, rows: torch.Tensor) -> None:
-        where = f"rank {self.comm.world_rank}, layer {self.layer}"
-        hidden, dtype, device = self.config.hidden_size, self.w13.dtype, self.w13.device
+        w13, hidden = self.w13, self.config.hidden_size
         if rows.ndim != 2 or rows.shape[1] != hidden:
             raise ConfigError(
-                f"{where}: hidden_states are {list(rows.shape)}, expected [T, {hidden}]; flatten them to one row per "
-                f"token, as in rows.view(-1, {hidden})"
+                f"rank {self.comm.world_rank}, layer {self.layer}: hidden_states are {list(rows.shape)}, expected "
+                f"[T, {hidden}]; flatten them to one row per token, as in rows.reshape(-1, {hidden})"
             )
-        if rows.dtype != dtype or rows.device != device:
+        if rows.dtype != w13.dtype or rows.device != w13.device:
             raise ConfigError(
-                f"{where}: hidden_states are {rows.dtype} on {rows.device}, the experts {dtype} on {device}; bring the "
-                "rows there with rows.to(w13)"
+                f"rank {self.comm.world_rank}, layer {self.layer}: hidden_states are {rows.dtype} on {rows.device}, "
+                f"the experts {w13.dtype} on {w13.device}; bring the rows there, as in rows.to(w13)"
             )
-        shared = {} if self.shared is None else dict(zip(("shared w13", "shared w2"), self.shared, strict=True))
-        weights = {"gate_weight": self.gate_weight, "bias": self.bias, "w13": self.w13, "w2": self.w2, **shared}
-        no_gradient(where, hidden_states=rows, **weights)
+        if torch.is_grad_enabled():
+            shared = dict(zip(("shared w13", "shared w2"), self.shared or (None, None), strict=True))
+            weights = {"gate_weight": self.gate_weight, "bias": self.bias, "w13": w13, "w2": self.w2}
+            where = f"rank {self.comm.world_rank}, layer {self.layer}"
+            no_gradient(where, hidden_states=rows, **weights, **shared)
 
     def _check(self, num_local: int) -> None:
         config, placement, mode = self.config, self.placement, self.mode
