@@ -77,7 +77,7 @@ _CLAIMS = (
 _BOXES = tuple(f"\n| {box} | " for box in "ABCDEFGHIJ")
 
 ITEMS = (
-    Item("Scope", _00, "note:scope", ("control path", "Ascend", "reading"), written=True),
+    Item("Scope", _00, "note:scope", ("control path", "Ascend", "executed"), written=True),
     Item("TL;DR", _00, "note:tldr", ("GlmMoeDsaForCausalLM", "one group", "whole experts", "in order"), written=True),
     Item("The Big Picture", _00, "note:big-picture", _BOXES, written=True),
     Item("Symbol Map", _00, "note:symbol-map", _SYMBOLS, written=True),
