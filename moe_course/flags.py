@@ -13,7 +13,12 @@ from moe_course.errors import ConfigError
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """vLLM's parallel flags. Sizes are numbers of ranks.
+    """vLLM's parallel flags, by its names. Sizes are numbers of ranks.
+
+    One default is another: `enable_expert_parallel` is True here and False in vLLM, since expert parallelism is what
+    this package is about. So `ParallelConfig(tensor_parallel_size=2)` spreads whole experts, where vLLM and this
+    package's command line (`-tp 2`) cut each expert in two; give False to say what they mean. `parallel_config` follows
+    the command line's rule.
 
     `sequence_parallel_moe` of None means: as vLLM derives it (it has no such flag); False turns it off.
     `ranks_per_node` says which EP ranks share a host: one number for all hosts (the last has the remainder), a number
@@ -25,7 +30,7 @@ class ParallelConfig:
     data_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    enable_expert_parallel: bool = True
+    enable_expert_parallel: bool = True  # vLLM: False
     all2all_backend: str = "allgather_reducescatter"
     expert_placement_strategy: str = "linear"
     external_data_parallel_size: int = 1

@@ -163,6 +163,8 @@ def make_plan(parallel: ParallelConfig, config: MoEConfig, *, strict: bool = Tru
     """Decide everything from the flags and the model.
 
     Args:
+        parallel: a `ParallelConfig` made by hand has expert parallelism on unless it says False, other than vLLM's and
+            other than the command line once a size is named; `flags.parallel_config` has the command line's rule.
         strict: raise the first refusal. False returns a plan to look at, with its refusals in it.
         transport: value of `--transport`: one that cannot carry the backend's rows is refused, and so is "vendor"
             without a library to call.

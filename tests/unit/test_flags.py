@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moe_course.config import GLM_5_1
 from moe_course.errors import ConfigError
 from moe_course.flags import ParallelConfig, parallel_config
+from moe_course.parallel import make_plan
 
 SIZES = {"tp": "tensor_parallel_size", "dp": "data_parallel_size"}
 SIZES |= {"pcp": "prefill_context_parallel_size", "pp": "pipeline_parallel_size"}
@@ -91,3 +93,10 @@ def test_errors_name_the_flag_both_values_and_a_cure_that_works(flags, says):
     with pytest.raises(ConfigError) as caught:
         made(**flags)
     assert str(caught.value) == says
+
+
+def test_expert_parallelism_is_on_by_default_in_python_and_off_once_a_size_is_named():
+    """The one default that is not vLLM's, and the class says so."""
+    assert make_plan(ParallelConfig(tensor_parallel_size=2), GLM_5_1).moe.use_ep
+    assert not make_plan(parallel_config(tensor_parallel_size=2), GLM_5_1).moe.use_ep
+    assert "`enable_expert_parallel` is True here and False in vLLM" in " ".join(ParallelConfig.__doc__.split())
