@@ -50,8 +50,8 @@ BackendFlag = Annotated[
     typer.Option(
         help="How rows travel. vLLM's names: allgather_reducescatter (also naive, pplx), deepep_high_throughput, "
         "deepep_low_latency, deepep_v2, mori_high_throughput, mori_low_latency, nixl_ep, flashinfer_nvlink_one_sided, "
-        "flashinfer_nvlink_two_sided: no library is called, the same rows go the same way. Not in vLLM: all_to_all, "
-        "two_hop. moe-course backends compares them."
+        "flashinfer_nvlink_two_sided: no library is called, between ranks of one node the same rows go the same way. "
+        "Names of this package: all_to_all, two_hop. moe-course backends compares them."
     ),
 ]
 TransportFlag = Annotated[
@@ -82,7 +82,7 @@ StaticShapesFlag = Annotated[
     typer.Option(
         "--static-shapes",
         help="deepep_low_latency, nixl_ep: experts compiled once for fixed shapes, as graph capture needs them. Every "
-        "step pays for all T_max slots, so lower --max-num-batched-tokens with it.",
+        "step pays for all T_max slots, so lower --max-num-batched-tokens with it. Within 1e-5, not to the bit.",
     ),
 ]
 ReduceInNodeFlag = Annotated[

@@ -1,14 +1,18 @@
 """What can travel how: the traffic shapes of this package, and vLLM's backends that they stand for. Data, no code.
 
 A shape is one module of this folder. A backend is a value of `--all2all-backend`: a library's kernels in vLLM, here
-the shape that moves the same rows. What a backend does with quantised rows is in `moe_course.quant`: `when(name, fmt)`.
+the shape that moves the same rows between ranks of one node. Across nodes some libraries go another way; that is
+`across_nodes`. What a backend does with quantised rows is in `moe_course.quant`: `when(name, fmt)`.
 
-Source: vLLM `modular_kernel.py`, `prepare_finalize/*.py`, `all2all.py`, `all2all_utils.py`, `config/parallel.py`.
+Source: vLLM `modular_kernel.py`, `prepare_finalize/*.py`, `all2all.py`, `all2all_utils.py`, `config/parallel.py`,
+`envs.py`; DeepEP `deep_ep/buffer.py : Buffer.dispatch, combine` (on to `internode_*` with more than 8 ranks),
+`internode.cu : combine` (the forwarder adds); MORI `internode_v1.hpp`, which vLLM takes with several nodes.
 Built in: notebook 10.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moe_course.errors import ConfigError
@@ -68,7 +72,7 @@ SHAPES = {
     ),
     "low_latency": Shape(
         "padded", "combine", True, True, True,
-        "a copy for each route, in segments of fixed size, T_max slots for each expert, so nobody asks how many come",
+        "a copy for each route, to a place kept for it, T_max for each expert and source, so nobody asks how many come",
         _ROUTES, "one raw output per route comes home; combine weights and adds them",
     ),
     "two_hop": Shape(
@@ -89,7 +93,7 @@ class KnownBackend:
     """A value of `--all2all-backend`, as vLLM has it.
 
     Attributes:
-        shape: module of this package that stands for it.
+        shape: module of this package that stands for it, as long as all ranks are on one node.
         package: Python package that vLLM hands the rows to; None when torch's collectives carry them.
         source: where it is upstream.
         format: activation format, "Standard" or "BatchedExperts" (`[E_local, T, H]`).
@@ -103,7 +107,8 @@ class KnownBackend:
         cuda_graph: may a captured graph hold it? None where vLLM does not say.
         default_max_num_batched_tokens: with EP and dp > 1 (`use_batched_dp_moe`); None keeps the engine's.
         fault_tolerance: can it mask a lost rank (`query_active_mask`)?
-        in_vllm: False for shapes that vLLM has no name for.
+        across_nodes: how rows go upstream when ranks span nodes; empty where that is no other way, or not known.
+        instead: for names of this package, who does it in vLLM, a sentence without its point.
     """
 
     shape: str
@@ -122,8 +127,24 @@ class KnownBackend:
     cuda_graph: bool | None = None
     default_max_num_batched_tokens: int | None = None
     fault_tolerance: bool = False
-    in_vllm: bool = True
+    across_nodes: str = ""
+    instead: str = ""
 
+    @property
+    def in_vllm(self) -> bool:
+        """Is it a value of vLLM's flag, too?"""
+        return not self.instead
+
+
+_FORWARDS = (
+    "a row goes once to each other node, which hands it on, and one sum for each node comes home; here that is two_hop "
+    "with --reduce-in-node"
+)
+#: The reader of the variable says 0, its annotation says True (vllm-project/vllm#54281).
+_IF_HYBRID = (
+    "rows go as in two_hop only with VLLM_DEEPEP_V2_ALLOW_HYBRID_MODE=1; vLLM's default is 0, and then a row goes to "
+    "each rank, as in high_throughput"
+)
 
 _DEEPEP = {"package": "deep_ep", "combine_dtype": "bfloat16"}
 _BATCHED = {
@@ -141,8 +162,9 @@ _MORI = {
     "package": "mori",
     "source": "all2all.py : MoriAll2AllManager",
     "receives": "the rows sent to it, and how many",
+    "across_nodes": _FORWARDS,
 }
-_OURS = {"package": None, "uneven_experts": True, "in_vllm": False}
+_OURS = {"package": None, "uneven_experts": True}
 
 #: Value of `--all2all-backend` -> what it is. Old names are in `OLD_NAMES`.
 KNOWN_BACKENDS = {
@@ -152,7 +174,7 @@ KNOWN_BACKENDS = {
     ),
     "deepep_high_throughput": KnownBackend(
         "high_throughput", source="all2all.py : DeepEPHTAll2AllManager", receives="rows with an expert here",
-        hidden_bytes=512, cuda_graph=False, **_DEEPEP,
+        hidden_bytes=512, cuda_graph=False, across_nodes=_FORWARDS, **_DEEPEP,
     ),
     "deepep_low_latency": KnownBackend(
         source="all2all.py : DeepEPLLAll2AllManager", receives="[E_local, T_max * R, H] and a count per expert",
@@ -160,7 +182,8 @@ KNOWN_BACKENDS = {
     ),
     "deepep_v2": KnownBackend(
         "two_hop", source="all2all.py : DeepEPV2All2AllManager", receives="rows with an expert here, or one per route",
-        hidden_bytes=512, sequence_parallel=False, cuda_graph=True, **_DEEPEP,
+        hidden_bytes=512, sequence_parallel=False, cuda_graph=True,
+        across_nodes=_IF_HYBRID, **_DEEPEP,
     ),
     "mori_high_throughput": KnownBackend(**_MORI),
     "mori_low_latency": KnownBackend(**_MORI),
@@ -178,10 +201,11 @@ KNOWN_BACKENDS = {
     ),
     "all_to_all": KnownBackend(
         "all_to_all", source="torch/distributed/distributed_c10d.py : all_to_all_single", receives="one row per route",
-        weights_applied_by="source", **_OURS,
+        weights_applied_by="source", instead="it is what plain all-to-all code does", **_OURS,
     ),
     "two_hop": KnownBackend(
-        "two_hop", source="deep_ep/buffer.py : Buffer.internode_dispatch", receives="rows with an expert here", **_OURS
+        "two_hop", source="deep_ep/buffer.py : Buffer.internode_dispatch", receives="rows with an expert here",
+        instead="it is what deepep_high_throughput does across nodes", **_OURS,
     ),
 }  # fmt: skip
 
@@ -200,6 +224,15 @@ def shape_of(name: str) -> str:
 def names_of(shape: str) -> list[str]:
     """All values of `--all2all-backend` that a module stands for."""
     return [name for name, known in KNOWN_BACKENDS.items() if known.shape == shape]
+
+
+def across_nodes(names: Iterable[str] = tuple(KNOWN_BACKENDS)) -> list[str]:
+    """What these backends do otherwise in vLLM when ranks span nodes: one sentence for all that do the same."""
+    ways: dict[str, list[str]] = {}
+    for name in names:
+        if KNOWN_BACKENDS[name].across_nodes:
+            ways.setdefault(KNOWN_BACKENDS[name].across_nodes, []).append(name)
+    return [f"across nodes, vLLM's {', '.join(alike)}: {way}" for way, alike in ways.items()]
 
 
 def upstream_hidden_size(name: str, hidden_size: int, itemsize: int = 2) -> int:

@@ -1,11 +1,16 @@
 """A fixed place for everything: one row per route into segments `[E_local, T_max]` of a size known beforehand.
 
 No counts are exchanged first, so there is one message each way; on gloo, which ends a process when sizes differ, the
-sizes go before it. The price is padding. Experts get `[E_local, R * T_max, H]` and counts, rows behind a count hold
-anything. They return raw outputs; the source weights and adds them, as DeepEP's combine kernel does. A rank with more
-than T_max rows makes all ranks raise CapacityExceeded.
+sizes go before it. Experts get `[E_local, R * T_max, H]` and counts, rows behind a count hold anything. They return raw
+outputs; the source weights and adds them, as DeepEP's combine kernel does. A rank with more than T_max rows makes all
+ranks raise CapacityExceeded.
 
-Source: DeepEP's low-latency kernels, vLLM `deepep_ll.py` and `nixl_ep.py`. Built in: notebook 09.
+The price is memory: most places stay empty. DeepEP's kernel writes each row straight into its place, one message per
+route and one count per expert, so empty places cost it no bytes; nor do they on shared memory. gloo and NCCL have no
+such write here: they carry whole segments, and empty places travel along as padding.
+
+Source: DeepEP's low-latency kernels (`internode_ll.cu : dispatch`), vLLM `deepep_ll.py` and `nixl_ep.py`. Built in:
+notebook 09.
 """
 
 from __future__ import annotations

@@ -118,6 +118,10 @@ def _unknown(requested: str) -> str:
     return text + "".join(f"; did you mean {name}?" for name in meant)
 
 
+def _same_way(name: str) -> str:
+    return "the same way" + (" between ranks of one node" if KNOWN_BACKENDS[name].across_nodes else "")
+
+
 def _no_library(requested: str, num_experts: int, ep_size: int, hidden_size: int) -> str:
     """Why `--transport vendor` cannot be: the first thing that is missing, in the order in which a start meets it."""
     name = current_name(requested)
@@ -126,9 +130,9 @@ def _no_library(requested: str, num_experts: int, ep_size: int, hidden_size: int
         same = [other for other in names_of(known.shape) if other in VENDOR_PACKAGES]
         return (
             f"--transport vendor asks for a library, and {name} is not the name of one; use --transport auto, or "
-            + (f"{same[0]}, whose rows go the same way" if same else f"one of {', '.join(VENDOR_PACKAGES)}")
+            + (f"{same[0]}, whose rows go {_same_way(same[0])}" if same else f"one of {', '.join(VENDOR_PACKAGES)}")
         )
-    ours = f"without --transport vendor, {known.shape} moves the rows the same way"
+    ours = f"without --transport vendor, {known.shape} moves the rows {_same_way(name)}"
     if find_spec(known.package) is None:
         version = ", version 2 or newer" if name == "deepep_v2" else ""
         return (

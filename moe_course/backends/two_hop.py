@@ -4,7 +4,9 @@ First hop: a row goes once to each node with at least one of its experts, to the
 in its own node. Second hop: that rank hands it to the ranks of its node that own the experts. Home it goes the same
 way, one partial sum per owner; with `reduce_in_node` the forwarding rank adds those of its node and sends one.
 
-Source: DeepEP's internode kernels (`deepep_v2` hybrid mode), which forward over NVLink. Built in: notebook 09.
+Source: DeepEP's internode kernels, which forward over NVLink: what vLLM's `deepep_high_throughput` takes across nodes,
+always with sums in the node, and `deepep_v2` in hybrid mode. MORI's `internode_v1.hpp` does the same. Built in:
+notebook 09.
 """
 
 from __future__ import annotations

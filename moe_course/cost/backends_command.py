@@ -71,7 +71,7 @@ def backends(
 ) -> int:
     """Send the same rows through every backend. All in one run, side by side; what they really send is counted.
 
-    rows, payload: counted by the transport. bound: what a backend must move for it. bits: are the
+    rows, payload: counted by the transport. bound: what a shape must move for it. bits: are the
     outputs those of allgather_reducescatter? Seconds are dispatch and combine, not the experts. Exit code 3 when
     something else was sent than the bound says, or when outputs differ.
 

@@ -8,7 +8,7 @@ import torch
 
 from moe_course.backends.support import check_support
 from moe_course.cost.compare import Job
-from moe_course.cost.replay import Shown, shown
+from moe_course.cost.replay import Shown, notes_on_nodes, shown
 from moe_course.cost.routing import batches, number_of_experts, ranks_of_rows
 from moe_course.cost.routing_file import read_routing
 from moe_course.cost.sizes import row_sizes
@@ -36,7 +36,7 @@ def make_job(file, rows_of, rows, experts, top_k, passes, transport, sizes) -> t
             lines.append([line.name, line.shape, line.reduce_in_node])
         except BackendUnavailable as error:
             refused[line.name] = str(error)
-    return Job(*tensors, lines=lines, experts=total, **sizes), refused, notes
+    return Job(*tensors, lines=lines, experts=total, **sizes), refused, [*notes, *notes_on_nodes(placement)]
 
 
 def _seeded(experts: int, top_k: int, rows: int, size: int, passes: int, sizes: dict):

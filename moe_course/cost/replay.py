@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from moe_course.backends import BACKENDS
-from moe_course.backends.capabilities import SHAPES, names_of
+from moe_course.backends.capabilities import SHAPES, across_nodes, names_of
 from moe_course.backends.traffic import RowBytes, Traffic
 from moe_course.cost import bounds
 from moe_course.cost.imbalance import max_over_mean, routes_per_rank, uniform_max_over_mean
@@ -52,6 +52,11 @@ def replay(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict:
     """Rows, bytes and imbalance of a routing, for every shape. The content of `moe_course.replay/1`.
+
+    `bytes` are those of rows. `padding_bytes` is what the transports of this package send besides: empty places, where
+    whole segments travel (`low_latency` on gloo, NCCL and threads, not on shared memory), and rows filled up to a
+    boundary (`one_sided`). The libraries behind `low_latency` send none: their empty places are memory, part of
+    `buffer_bytes`, which each rank keeps for the rows of a layer; `fill` is how much of the places is in use.
 
     Args:
         rank: `[T]`, whose row it is.
@@ -103,8 +108,13 @@ def replay(
             for line in lines
         ],
         "imbalance": _imbalance(routing, load, placement),
-        "notes": list(routing.notes),
+        "notes": [*routing.notes, *notes_on_nodes(placement)],
     }
+
+
+def notes_on_nodes(placement: Placement) -> list[str]:
+    """Which names take another way than their shape, where ranks span nodes."""
+    return across_nodes() if len(placement.nodes) > 1 else []
 
 
 def _rows_by_routes(per_rank: list[torch.Tensor]) -> torch.Tensor:
@@ -145,7 +155,7 @@ def _line(line: Shown, seen: Traffic, expected: Traffic, placement: Placement, s
 
 
 def _fixed(line, routing, seen, placement, sizes, steps, max_num_tokens, hidden_size) -> dict:
-    """What metadata and places of a fixed size add. Of padded segments all bytes travel, of windows those in use."""
+    """What metadata and places of a fixed size add, to bytes and to memory; see `replay`."""
     experts, size, layers = placement.num_experts, placement.ep_size, len(routing.layers)
     there = bounds.rows(seen.dispatch, placement)
     top_k = routing.ids.shape[2]

@@ -45,8 +45,9 @@ def replay(
 ) -> int:
     """Say how many rows and bytes a routing would move. A recording of any engine, every backend, any number of ranks.
 
-    Nothing is sent: rows are counted as each backend would send them. "x uniform" compares with a router that picks
-    K of E experts at random. Ids of -1 are no routes.
+    Nothing is sent: rows are counted as each shape moves them. A name of vLLM stands for its shape between ranks of
+    one node; with --ranks-per-node, notes say which go another way across nodes. "x uniform" compares with a router
+    that picks K of E experts at random. Ids of -1 are no routes.
 
     \b
     vLLM: start it with enable_return_routed_experts=True, then

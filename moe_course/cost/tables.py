@@ -6,7 +6,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+_STANDS = "stands for, in one node"
 _SHARED = "TP + EP, where ranks share their rows"
+_CARRIES = {
+    "gloo": "gloo carries whole segments here",
+    "threads": "threads carry whole segments, as gloo does here",
+    "shm": "shared memory takes only the rows in use, gloo carries whole segments here",
+}
 _NAMES_WIDTH = 46  # columns that vLLM's names need in the table; otherwise they stand below
 
 
@@ -32,8 +38,8 @@ def print_replay(console: Console, found: dict) -> None:
                 "kB on wire": f"{line['bytes']['wire'] / per / 1e3:,.1f}",
                 "kB logical": f"{line['bytes']['logical'] / per / 1e3:,.1f}",
                 "x uniform": f"{ratio:.3f}" if ratio is not None else "-",
-                "padding kB": f"{line['padding_bytes'] / per / 1e3:,.1f}" if line["padding_bytes"] else "-",
                 "fill": f"{fill:.1%}" if fill is not None else "-",
+                "buffer MB": f"{line['buffer_bytes'] / 1e6:,.1f}" if line["buffer_bytes"] else "-",
             }
         )
     _print_table(console, "a row in a layer, on average over all", found["backends"], rows)
@@ -42,9 +48,19 @@ def print_replay(console: Console, found: dict) -> None:
         f"a row out has {sizes['dispatch']:,} B, a partial sum {sizes['partial']:,} B, an expert's output "
         f"{sizes['contribution']:,} B. on wire: rows that leave their rank; logical: also those that stay. both ways."
     )
+    console.print(
+        f"fill: places of a fixed size that hold a row. buffer: the places on a rank, for "
+        f"{found['max_num_batched_tokens']:,} rows of each rank (--max-num-batched-tokens). Empty ones are memory: "
+        "DeepEP and NIXL send rows and counts only, as shared memory does here. gloo and NCCL carry whole segments "
+        f"here, for low_latency {_padding(found) / per / 1e3:,.1f} kB more."
+    )
     _print_imbalance(console, found)
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
+
+
+def _padding(found: dict) -> int:
+    return next(line["padding_bytes"] for line in found["backends"] if line["shape"] == "low_latency")
 
 
 def _print_imbalance(console: Console, found: dict) -> None:
@@ -96,8 +112,10 @@ def print_backends(console: Console, found: dict) -> None:
     for line in found["backends"]:
         if line["refused"]:
             console.print(f"{line['backend']}: {line['refused']}", markup=False)
-    if found["transport"] == "shm":
-        console.print("padding: shared memory takes only the rows in use; gloo carries whole segments of low_latency")
+    console.print(
+        f"padding: of low_latency, empty places. {_CARRIES[found['transport']]}; DeepEP and NIXL send rows and counts "
+        "only, and there empty places are memory"
+    )
     if found["dispatch_quant"]:
         console.print("bits: every backend quantises alike, so they agree with each other, not with plain rows")
     for note in found["notes"]:
@@ -122,12 +140,12 @@ def _print_table(console: Console, title: str, lines: list[dict], rows: list[dic
         for name in group:
             table.add_column(name, justify="right", no_wrap=True)
         if names_fit:
-            table.add_column("stands for")
+            table.add_column(_STANDS)
         for line, row in zip(lines, rows, strict=True):
             names = [", ".join(line["stands_for"]) or _SHARED] if names_fit else []
             table.add_row(line["backend"], *(row.get(name, "-") for name in group), *names)
         console.print(table)
     if not names_fit:
-        console.print("stands for")
+        console.print(_STANDS)
         for shape, names in {line["shape"]: line["stands_for"] for line in lines}.items():
             console.print(f"  {shape}: {', '.join(names) or _SHARED}", markup=False)

@@ -75,7 +75,7 @@ def plan(
     ] = None,
     all2all_backend: Annotated[
         str,
-        typer.Option(help="How rows travel, by vLLM's names; all_to_all and two_hop are not in vLLM."),
+        typer.Option(help="How rows travel, by vLLM's names; all_to_all and two_hop are names of this package."),
     ] = ParallelConfig.all2all_backend,
     transport: Annotated[
         Transport, typer.Option(help="Who is to carry the rows; vendor asks for the library itself.")

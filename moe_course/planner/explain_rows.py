@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moe_course.backends.capabilities import KNOWN_BACKENDS, SHAPES, Shape, shape_of, upstream_hidden_size
+from moe_course.backends.capabilities import KNOWN_BACKENDS, SHAPES, Shape, upstream_hidden_size
 from moe_course.backends.select import SEQUENCE_PARALLEL_BACKENDS, VENDOR_PACKAGES
 from moe_course.cost.bounds import expected_traffic, rows
 from moe_course.errors import ConfigError
@@ -131,9 +131,7 @@ def upstream(plan: Plan) -> str:
     name = plan.backend.backend
     known, config = KNOWN_BACKENDS[name], plan.config
     if not known.in_vllm:
-        same = [other for other in VENDOR_PACKAGES if shape_of(other) == known.shape]
-        like = f"rows go the way of {', '.join(same)}" if same else "it is what plain all-to-all code does"
-        return f"vLLM has no backend {name}; {like}. {_weights(known.weights_applied_by)}"
+        return f"vLLM has no name for {name}: {known.instead}. {_weights(known.weights_applied_by)}"
     parts = [f"format {known.format}", f"a rank receives {known.receives}"]
     if known.combine_dtype:
         parts.append(f"combine takes {known.combine_dtype} only")
@@ -148,7 +146,8 @@ def upstream(plan: Plan) -> str:
     if known.cuda_graph is not None:
         parts.append("a CUDA graph may hold it" if known.cuda_graph else "no CUDA graphs with dp > 1")
     library = f"the library {known.package} moves rows" if known.package else "torch's collectives move rows"
-    return f"In vLLM {library}: {'; '.join(parts)}. {_weights(known.weights_applied_by)}"
+    across = f" Across nodes {known.across_nodes}." if known.across_nodes else ""
+    return f"In vLLM {library}: {'; '.join(parts)}. {_weights(known.weights_applied_by)}{across}"
 
 
 def _weights(who: str) -> str:

@@ -34,7 +34,7 @@ def find_refusals(parallel: ParallelConfig, config: MoEConfig, moe: MoEParallel)
 
 def find_notes(plan: Plan) -> list[str]:
     """What a reader of the plan should know and would not guess."""
-    from moe_course.backends.capabilities import KNOWN_BACKENDS, upstream_hidden_size
+    from moe_course.backends.capabilities import KNOWN_BACKENDS, across_nodes, upstream_hidden_size
 
     parallel, moe, experts = plan.parallel, plan.moe, plan.config.n_routed_experts
     tp, notes = parallel.tensor_parallel_size, []
@@ -61,8 +61,10 @@ def find_notes(plan: Plan) -> list[str]:
     if plan.backend.warning:
         notes.append(plan.backend.warning)
     if known is not None and not known.in_vllm:
-        notes.append(f"{plan.backend.backend} is not in vLLM: a value of --all2all-backend here only")
+        notes.append(f"{plan.backend.backend} is a name of this package, not in vLLM: {known.instead}")
     if known is not None and moe.use_all2all:
+        if len(plan.placement.nodes) > 1:
+            notes += across_nodes([plan.backend.backend])
         try:
             upstream_hidden_size(plan.backend.backend, plan.config.hidden_size)
         except ConfigError as error:

@@ -66,8 +66,15 @@ def _placement(plan: Plan) -> str:
 def _dispatch(plan: Plan) -> str:
     if plan.dispatch_group is None:
         return "none, no row travels"
-    aim = "to the ranks of their experts" if plan.moe.use_all2all else "to all slices"
-    return f"rows travel {aim}, in {plan.dispatch_group.upper()} groups of {len(plan.groups[plan.dispatch_group][0])}"
+    way = "rows travel to the ranks of their experts"
+    if not _over_ep(plan):
+        way = "every row travels to all ranks of its group"
+    return f"{way}, in {plan.dispatch_group.upper()} groups of {len(plan.groups[plan.dispatch_group][0])}"
+
+
+def _over_ep(plan: Plan) -> bool:
+    """Does a row go to the owners of its experts only? All-gather knows no experts, and brings it to everybody."""
+    return plan.shape in SHAPES and SHAPES[plan.shape].over_ep
 
 
 def _backend(plan: Plan) -> str:
@@ -79,7 +86,7 @@ def _backend(plan: Plan) -> str:
 
 
 def _sum(plan: Plan) -> str:
-    word = "combine" if plan.shape in SHAPES and SHAPES[plan.shape].over_ep else "reduce-scatter"
+    word = "combine" if _over_ep(plan) else "reduce-scatter"
     back = f"{word} over {plan.dispatch_group.upper()}" if plan.dispatch_group else ""
     due = f"all-reduce of partial sums over {plan.reduce_group.upper()}" if plan.reduce_group else ""
     gathered = f"finished rows gathered over {plan.split_group.upper()}" if plan.split_group else ""

@@ -187,7 +187,10 @@ def test_the_command_ends_with_3_when_something_is_wrong(monkeypatch, capsys, tm
     arguments = ["backends", "--transport", "threads", "--ranks", "2", "--rows", "3", "--experts", "8", "--top-k", "2"]
     arguments += ["--rounds", "1", "--passes", "1", "--hidden-size", "16"]
     assert main(arguments) == 0
-    assert "every backend sent what its bound says" in " ".join(capsys.readouterr().out.split())
+    words = " ".join(capsys.readouterr().out.split())
+    assert "every backend sent what its bound says" in words
+    assert "threads carry whole segments, as gloo does here; DeepEP and NIXL send rows and counts only" in words
+    assert "note: across nodes, vLLM's deepep_high_throughput" in words  # two nodes, unless told otherwise
     right = bounds.bound
 
     def lower(traffic, sizes, placement):

@@ -202,7 +202,7 @@ def test_a_library_that_was_asked_for_and_is_missing():
     texts = said(make_plan(flags, GLM_5_1, strict=False, transport="vendor"))
     assert "needs the package nixl_ep" in texts["backend"]
     assert texts["backend"].endswith("The other steps show how low_latency moves rows in its place.")
-    assert "segments of fixed size" in texts["group"]
+    assert "to a place kept for it" in texts["group"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,17 @@ def test_how_many_rows_a_token_sends(backend, ranks, says):
             6144,
             "combine takes bfloat16 only; E % R = 0 is needed; no CUDA",
         ),
-        ({"all2all_backend": "two_hop"}, 6144, "vLLM has no backend two_hop; rows go the way of deepep_v2."),
+        (
+            {"all2all_backend": "two_hop"},
+            6144,
+            "vLLM has no name for two_hop: it is what deepep_high_throughput does across nodes.",
+        ),
+        (
+            {"all2all_backend": "mori_low_latency"},
+            6144,
+            "Across nodes a row goes once to each other node, which hands it on, and one sum for each node comes home",
+        ),
+        ({"all2all_backend": "deepep_v2"}, 6144, "only with VLLM_DEEPEP_V2_ALLOW_HYBRID_MODE=1"),
         ({"all2all_backend": "all_to_all"}, 6144, "it is what plain all-to-all code does. The source applies"),
     ],
     ids=str,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from rich.console import Console
 
+from moe_course.backends import BACKENDS
+from moe_course.backends.capabilities import KNOWN_BACKENDS
 from moe_course.config import GLM_5_1
 from moe_course.cost.memory import rank_memory
 from moe_course.flags import ParallelConfig
@@ -132,7 +135,11 @@ def summary_of(**flags) -> dict[str, list[str]]:
         ({"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}, "sum",
          "reduce-scatter over PCP, then all-reduce of partial sums over TP, then finished rows gathered over PCP"),
         ({"data_parallel_size": 4, "enable_expert_parallel": False}, "dispatch",
-         "rows travel to all slices, in DP groups of 4"),
+         "every row travels to all ranks of its group, in DP groups of 4"),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2, "sequence_parallel_moe": False}, "dispatch",
+         "every row travels to all ranks of its group, in DP groups of 2"),
+        ({"data_parallel_size": 4, "all2all_backend": "all_to_all"}, "dispatch",
+         "rows travel to the ranks of their experts, in EP groups of 4"),
         ({"data_parallel_size": 2, "tensor_parallel_size": 2}, "SP-MoE",
          "sequence parallel: each TP rank takes a slice of the rows"),
         ({"data_parallel_size": 2, "tensor_parallel_size": 2, "sequence_parallel_moe": False}, "SP-MoE",
@@ -155,7 +162,7 @@ def summary_of(**flags) -> dict[str, list[str]]:
          "256 experts on 6 ranks: fine here; upstream needs E % R = 0 here, as deepep_high_throughput finds an "
          "expert's rank by division"),
         ({"data_parallel_size": 2, "all2all_backend": "two_hop"}, "note",
-         "two_hop is not in vLLM: a value of --all2all-backend here only"),
+         "two_hop is a name of this package, not in vLLM: it is what deepep_high_throughput does across nodes"),
         ({"data_parallel_size": 4, "all2all_backend": "deepep_low_latency"}, "memory",
          "1.50 GiB of buffers per rank, whatever the router says, for 256 tokens an engine"),
         ({"data_parallel_size": 4, "all2all_backend": "deepep_high_throughput"}, "memory",
@@ -167,6 +174,34 @@ def summary_of(**flags) -> dict[str, list[str]]:
 )  # fmt: skip
 def test_the_summary_says_what_was_decided(flags, label, says):
     assert says in summary_of(**flags)[label]
+
+
+@pytest.mark.parametrize("name", KNOWN_BACKENDS)
+def test_the_summary_says_where_a_row_goes(name):
+    """A row whose experts are all on one rank: whoever else gets it did not get it for its experts."""
+    made = make_plan(ParallelConfig(data_parallel_size=4, all2all_backend=name), GLM_5_1)
+    mine = torch.tensor([made.placement.experts_of(1)[:8]])
+    ids = [mine, mine[:0], mine[:0], mine[:0]]  # rank 0 has the row
+    sent = BACKENDS[made.backend.name].traffic(ids, made.placement).dispatch.sum(0)  # [R, R]
+    got = sent.fill_diagonal_(0).sum(0).nonzero().flatten().tolist()
+    assert got == [1] or {1, 2, 3} <= set(got)
+    says = "rows travel to the ranks of their experts" if got == [1] else "every row travels to all ranks of its group"
+    assert summary_of(data_parallel_size=4, all2all_backend=name)["dispatch"][0].startswith(says)
+
+
+@pytest.mark.parametrize("name", KNOWN_BACKENDS)
+def test_another_way_across_nodes_is_said_where_ranks_span_nodes(name):
+    """Only there, and only of a backend that rows really travel in."""
+    notes = {
+        nodes: summary_of(data_parallel_size=4, all2all_backend=name, ranks_per_node=nodes).get("note", [])
+        for nodes in (0, 4, 2, (1, 3))
+    }
+    said = {nodes: [note for note in found if note.startswith("across nodes")] for nodes, found in notes.items()}
+    way = KNOWN_BACKENDS[name].across_nodes
+    expected = [f"across nodes, vLLM's {name}: {way}"] if way else []
+    assert said == {0: [], 4: [], 2: expected, (1, 3): expected}
+    alone = summary_of(tensor_parallel_size=4, all2all_backend=name, ranks_per_node=2)
+    assert not [note for note in alone.get("note", []) if "across nodes, vLLM" in note]
 
 
 def test_the_summary_has_no_line_without_need():

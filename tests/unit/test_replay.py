@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from layer_cases import make_config, make_layer, make_weights
+from rich.console import Console
 from safetensors.torch import save_file
 from trace_cases import files_of, meta_of, texts_of, write_file, write_meta
 
 from moe_course.backends import BACKENDS
-from moe_course.backends.capabilities import names_of
+from moe_course.backends.capabilities import across_nodes, names_of
 from moe_course.backends.configure import configure
 from moe_course.cli import main
 from moe_course.comm.ledger import Ledger
@@ -23,6 +24,7 @@ from moe_course.cost.replay import replay
 from moe_course.cost.routing import Routing, batches, fit_to_model, number_of_experts, ranks_of_rows
 from moe_course.cost.routing_file import read_routing
 from moe_course.cost.sizes import row_sizes
+from moe_course.cost.tables import print_replay
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement, make_placement
 from moe_course.options import TINY
@@ -386,8 +388,37 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         "allgather_reducescatter", "all_to_all", "high_throughput", "low_latency", "two_hop", "two_hop, sums in node",
         "one_sided",
     ]  # fmt: skip
+    words = " ".join(shown.split())
     for word in ("deepep_low_latency, nixl_ep", "imbalance", "x uniform", "note: counted as if all rows went out as"):
-        assert word in " ".join(shown.split())
+        assert word in words
+    assert "note: across nodes, vLLM's deepep_high_throughput, mori_high_throughput, mori_low_latency: " in words
+    assert found["notes"][-2:] == across_nodes()
+    assert main(["replay", *arguments[:3], *arguments[5:], "--json", str(out)]) == 0  # one node
+    assert "across nodes" not in " ".join([*json.loads(out.read_text())["notes"], capsys.readouterr().out])
+
+
+def test_empty_places_are_memory_and_not_on_the_wire(capsys, monkeypatch):
+    """Libraries send rows; what whole segments add is said of gloo and NCCL, and stands in no column of the table."""
+    ids = random_ids()
+    for places in (5, 500):
+        found = replay(
+            Routing("f", ids, (0, 1, 2)), ranks_of_rows(Routing("f", ids, (0, 1, 2)), 5, None), make_placement(5, E),
+            row_sizes(128), max_num_tokens=places,
+        )  # fmt: skip
+        lines = {line["backend"]: line for line in found["backends"]}
+        padded, plain = lines["low_latency"], lines["all_to_all"]  # the same rows, with places and without
+        assert padded["bytes"] == plain["bytes"] and padded["rows"] == plain["rows"]
+        assert padded["buffer_bytes"] == E * places * 256 and padded["padding_bytes"] > 0 == plain["padding_bytes"]
+        console = Console(width=160, highlight=False)
+        print_replay(console, found)
+        words = " ".join(capsys.readouterr().out.split())
+        head, rest = words.split("stands for, in one node", 1)
+        assert "padding" not in words and "buffer MB" in head
+        more = f"{padded['padding_bytes'] / ids.shape[0] / ids.shape[1] / 1e3:,.1f} kB"
+        assert f"gloo and NCCL carry whole segments here, for low_latency {more} more" in rest
+        wire = f"{plain['bytes']['wire'] / ids.shape[0] / ids.shape[1] / 1e3:,.1f}"
+        assert words.count(f" {wire} ") >= 2  # of both lines
+        assert "DeepEP and NIXL send rows and counts only" in rest
 
 
 @pytest.mark.parametrize(

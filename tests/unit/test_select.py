@@ -107,8 +107,8 @@ ROWS = [
     Row("managers, reduced", "nixl_ep", (1, 4, 1), LL, "ep", says=(OVER_EP,)),
     Row("managers, reduced", "deepep_v2", (1, 4, 1), "two_hop", "ep", says=(OVER_EP,)),
     Row("managers, reduced", "flashinfer_nvlink_one_sided", (1, 4, 1), "one_sided", "ep", says=(OVER_EP,)),
-    Row("ours", "all_to_all", (1, 4, 1), "all_to_all", "ep", says=("all_to_all is not in vLLM",)),
-    Row("ours", "two_hop", (1, 4, 1), "two_hop", "ep", says=("two_hop is not in vLLM",)),
+    Row("ours", "all_to_all", (1, 4, 1), "all_to_all", "ep", says=("all_to_all is a name of this package, not",)),
+    Row("ours", "two_hop", (1, 4, 1), "two_hop", "ep", says=("not in vLLM: it is what deepep_high_throughput does",)),
     # sequence parallel
     Row("sp", "deepep_high_throughput", (2, 4, 1), HT, "ep", None, "tp", says=("from each TP rank its slice",)),
     Row("sp", "deepep_low_latency", (2, 4, 1), LL, "ep", None, "tp", says=("from each TP rank its slice",)),
@@ -430,6 +430,9 @@ def test_what_upstream_says_of_each_backend():
     }
     assert set(KNOWN_BACKENDS) - SEQUENCE_PARALLEL_BACKENDS == {"deepep_v2", "flashinfer_nvlink_two_sided"}
     assert those(cuda_graph=False) == {"deepep_high_throughput"}
+    forwarding = {"deepep_high_throughput", "mori_high_throughput", "mori_low_latency"}
+    assert those(across_nodes=KNOWN_BACKENDS["deepep_high_throughput"].across_nodes) == forwarding
+    assert set(KNOWN_BACKENDS) - those(across_nodes="") == forwarding | {"deepep_v2"}
     assert all(known.shape in SHAPES and known.receives and known.source for known in KNOWN_BACKENDS.values())
     assert set(OLD_NAMES.values()) <= set(KNOWN_BACKENDS) and len(fields(select("naive", use_all2all=False))) == 4
 
