@@ -1,7 +1,7 @@
 """The shape of a mixture-of-experts model, read from a Hugging Face `config.json`.
 
-Field names are Hugging Face's. Rules that differ between model families are settled here and nowhere else:
-who scores by sigmoid when the file is silent, and which layers are sparse.
+Field names are Hugging Face's. What differs between model families is settled here and in `families.py`, and nowhere
+else: what an absent key stands for, who scores by sigmoid when the file is silent, and which layers are sparse.
 
 Built in: notebook 01.
 """
@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_course.errors import ConfigError
+from moe_course.families import SIGMOID_FAMILIES, require, with_defaults
 
-#: Families whose router is a sigmoid with a correction bias, although their config.json may not say so
-#: (transformers: `GlmMoeDsaTopkRouter`, `DeepseekV3TopkRouter`, `Glm4MoeTopkRouter`).
-SIGMOID_FAMILIES = frozenset({"glm_moe_dsa", "deepseek_v3", "glm4_moe"})
 SCORING_FUNCS = ("sigmoid", "softmax")
 TOPK_METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
 LAYER_TYPES = ("dense", "sparse")
@@ -98,31 +96,35 @@ class MoEConfig:
 
     @classmethod
     def from_json(cls, source: str | Path | dict[str, Any]) -> MoEConfig:
-        """Read a GLM / DeepSeek-V3 style config: a path to a JSON file, or the parsed dictionary."""
-        raw = source if isinstance(source, dict) else _read(Path(source))
-        layers = _require(raw, "num_hidden_layers")
+        """Read a GLM / DeepSeek-V3 style config: a path to a JSON file, or the parsed dictionary.
+
+        A key that is absent has its family's default (`families.FAMILY_DEFAULTS`). Raises ConfigError for an absent
+        routing key of another `model_type`, for one that is null, and for an unknown or contradicting value.
+        """
+        raw = with_defaults(source if isinstance(source, dict) else _read(Path(source)))
+        layers = require(raw, "num_hidden_layers")
         if not isinstance(layers, int) or layers < 1:
             raise ConfigError(f"num_hidden_layers is {layers!r}, needs to be a whole number of at least 1")
         scoring_func, bias = _routing(raw)
         quantization = raw.get("quantization_config")
         return cls(
-            hidden_size=_require(raw, "hidden_size"),
-            moe_intermediate_size=_require(raw, "moe_intermediate_size"),
-            n_routed_experts=_require(raw, "n_routed_experts", "num_local_experts", "num_experts"),
-            num_experts_per_tok=_require(raw, "num_experts_per_tok"),
+            hidden_size=require(raw, "hidden_size"),
+            moe_intermediate_size=require(raw, "moe_intermediate_size"),
+            n_routed_experts=require(raw, "n_routed_experts", "num_local_experts", "num_experts"),
+            num_experts_per_tok=require(raw, "num_experts_per_tok"),
             mlp_layer_types=_layer_types(raw, layers),
-            n_shared_experts=_optional(raw, "n_shared_experts", 0),
-            n_group=_optional(raw, "n_group", 1),
-            topk_group=_optional(raw, "topk_group", 1),
-            norm_topk_prob=_optional(raw, "norm_topk_prob", True),
-            routed_scaling_factor=_number(raw, "routed_scaling_factor", 1.0),
+            n_shared_experts=raw["n_shared_experts"],
+            n_group=raw["n_group"],
+            topk_group=raw["topk_group"],
+            norm_topk_prob=raw["norm_topk_prob"],
+            routed_scaling_factor=_number(raw, "routed_scaling_factor"),
             scoring_func=scoring_func,
             has_correction_bias=bias,
             intermediate_size=_optional(raw, "intermediate_size", 0),
             vocab_size=_optional(raw, "vocab_size", 0),
             max_position_embeddings=_optional(raw, "max_position_embeddings", 0),
             hidden_act=_optional(raw, "hidden_act", "silu"),
-            model_type=_require(raw, "model_type"),
+            model_type=require(raw, "model_type"),
             architecture=(raw.get("architectures") or ["unknown"])[0],
             quantization=quantization.get("quant_method", "unnamed") if quantization else None,
             bos_token_id=_first(_optional(raw, "bos_token_id", 0)),
@@ -149,19 +151,12 @@ def _known(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}, known values: {', '.join(allowed)}")
 
 
-def _require(raw: dict[str, Any], *names: str) -> Any:
-    for name in names:
-        if raw.get(name) is not None:
-            return raw[name]
-    raise ConfigError(f"config has no {' or '.join(names)}")
-
-
 def _optional(raw: dict[str, Any], name: str, default: Any) -> Any:
     return default if raw.get(name) is None else raw[name]
 
 
-def _number(raw: dict[str, Any], name: str, default: float) -> float:
-    value = _optional(raw, name, default)
+def _number(raw: dict[str, Any], name: str) -> float:
+    value = raw[name]
     if not isinstance(value, int | float):
         raise ConfigError(f"{name} is {value!r}, needs to be a number")
     return float(value)
@@ -173,14 +168,10 @@ def _first(value: int | list[int]) -> int:
 
 def _routing(raw: dict[str, Any]) -> tuple[str, bool]:
     """(scoring_func, has_correction_bias). vLLM takes softmax without bias when the keys are absent; so do not we."""
-    model_type = _require(raw, "model_type")
+    model_type = require(raw, "model_type")
     scoring_func, method = raw.get("scoring_func"), raw.get("topk_method")
     if method is not None:
         _known("topk_method", method, TOPK_METHODS)
-    if scoring_func is None and model_type not in SIGMOID_FAMILIES:
-        raise ConfigError(
-            f"model_type {model_type!r} without scoring_func: cannot tell sigmoid from softmax; add scoring_func"
-        )
     bias = method == "noaux_tc" if method is not None else model_type in SIGMOID_FAMILIES
     return scoring_func or "sigmoid", bias
 
@@ -192,9 +183,10 @@ def _layer_types(raw: dict[str, Any], layers: int) -> tuple[str, ...]:
         if len(explicit) != layers:
             raise ConfigError(f"mlp_layer_types has {len(explicit)} entries, num_hidden_layers is {layers}")
         return tuple(explicit)
-    first_dense, every = _optional(raw, "first_k_dense_replace", 0), _optional(raw, "moe_layer_freq", 1)
-    if every < 1:
-        raise ConfigError(f"moe_layer_freq is {every}, needs to be at least 1")
+    first_dense, every = raw["first_k_dense_replace"], _optional(raw, "moe_layer_freq", 1)
+    for name, value, least in (("first_k_dense_replace", first_dense, 0), ("moe_layer_freq", every, 1)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name} is {value!r}, needs to be a whole number of at least {least}")
     return tuple("sparse" if i >= first_dense and i % every == 0 else "dense" for i in range(layers))
 
 

@@ -163,7 +163,7 @@ def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
 
 
 def _check_same_reading(folder: Path, config: MoEConfig, shell: nn.Module) -> None:
-    """Absent keys have other defaults in transformers than in vLLM: what is read two ways must be written down."""
+    """A key that only one of the two knows (`num_experts`, `moe_layer_freq`): what is read two ways is refused."""
     for name in READ_BY_BOTH:
         ours, theirs = getattr(config, name), getattr(shell.config, name, None)
         if theirs is not None and ours != theirs:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from moe_course.config import GLM_5_1, SIGMOID_FAMILIES, MoEConfig
 from moe_course.errors import ConfigError
+from moe_course.families import FAMILY_DEFAULTS, ROUTING_KEYS
 
 BASE = {
     "model_type": "glm_moe_dsa",
@@ -17,6 +18,16 @@ BASE = {
     "n_routed_experts": 16,
     "num_experts_per_tok": 4,
     "num_hidden_layers": 6,
+}
+#: What a config of a family without known defaults has to say.
+WRITTEN = {
+    "scoring_func": "softmax",
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
 }
 
 
@@ -38,9 +49,14 @@ def test_silent_sigmoid_families(family):
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "qwen3_moe", "mixtral"])
 def test_silent_unknown_family_is_an_error(model_type):
-    """Sigmoid or softmax cannot be guessed."""
-    with pytest.raises(ConfigError, match=f"{model_type}.*scoring_func"):
+    """Sigmoid or softmax cannot be guessed, nor anything of the routing; all that is missing is named at once."""
+    with pytest.raises(ConfigError, match=f"{model_type}' without scoring_func, n_shared_experts, .*; add them to the"):
         read(model_type=model_type)
+    for key in WRITTEN:
+        with pytest.raises(ConfigError, match=f"{model_type}' without {key}: .*; add it to the config"):
+            read(model_type=model_type, **(WRITTEN | {key: None}))
+    pattern = {"first_k_dense_replace": None, "mlp_layer_types": ["sparse"] * 6}  # one says what the other would
+    assert read(model_type=model_type, **(WRITTEN | pattern)) == read(model_type=model_type, **WRITTEN)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +70,56 @@ def test_silent_unknown_family_is_an_error(model_type):
     ids=str,
 )
 def test_other_families_say_what_they_do(keys, expected):
-    config = read(model_type="deepseek_v2", **keys)
+    config = read(model_type="deepseek_v2", **(WRITTEN | keys))
     assert (config.scoring_func, config.has_correction_bias) == expected
 
 
 def test_a_present_key_beats_the_family():
     config = read(model_type="deepseek_v3", scoring_func="softmax", topk_method="greedy")
     assert (config.scoring_func, config.has_correction_bias) == ("softmax", False)
+
+
+# -- what an absent key stands for -----------------------------------------------------------------------------------
+
+
+def hugging_face_reads(raw: dict) -> dict:
+    """The fields of a config that transformers has under the same names, and which layers it makes sparse."""
+    from transformers import CONFIG_MAPPING
+
+    theirs = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+    names = [field.name for field in fields(MoEConfig) if hasattr(theirs, field.name)]
+    found = {name: getattr(theirs, name) for name in names if name not in NOT_THEIRS}
+    first = theirs.first_k_dense_replace
+    return found | {"sparse_layers": tuple(i for i in range(theirs.num_hidden_layers) if i >= first)}
+
+
+NOT_THEIRS = ("mlp_layer_types", "architecture")  # compared as `sparse_layers`; not a key of the file
+
+
+@pytest.mark.parametrize("family", FAMILY_DEFAULTS)
+def test_absent_keys_stand_for_what_transformers_takes(family):
+    """Every key left out by itself, and all at once: the reading of the family's config class, or an error."""
+    from transformers import CONFIG_MAPPING
+
+    full = CONFIG_MAPPING[family](first_k_dense_replace=2, routed_scaling_factor=7.5, n_shared_experts=3).to_dict()
+    full |= {"n_group": 4, "topk_group": 1, "norm_topk_prob": False, "intermediate_size": 96, "vocab_size": 99}
+    full |= {"bos_token_id": 5, "eos_token_id": 6, "max_position_embeddings": 77}
+    full.pop("mlp_layer_types", None)  # else it decides
+    optional = [key for key in full if key not in BASE and key != "n_routed_experts"]
+    for left_out in [[], *([key] for key in full), optional]:
+        raw = {key: value for key, value in full.items() if key not in left_out}
+        if set(left_out) & set(BASE):
+            with pytest.raises(ConfigError, match=left_out[0]):
+                MoEConfig.from_json(raw)
+            continue
+        ours = MoEConfig.from_json(raw)
+        for name, value in hugging_face_reads(raw).items():
+            if name in ("bos_token_id", "eos_token_id") and value is None:
+                value = 0  # a family without one
+            assert getattr(ours, name) == value, (left_out, name)
+    for key in ROUTING_KEYS:
+        with pytest.raises(ConfigError, match=f"null for {key}; write the value down"):
+            MoEConfig.from_json(full | {key: None})
 
 
 # -- which layers are sparse -----------------------------------------------------------------------------------------
@@ -122,6 +181,8 @@ def test_number_of_experts_has_three_names(name):
         ({"mlp_layer_types": ["dense"] * 5 + ["moe"]}, r"mlp_layer_types\[5\] is 'moe'"),
         ({"mlp_layer_types": ["dense"] * 5}, "5 entries, num_hidden_layers is 6"),
         ({"moe_layer_freq": 0}, "moe_layer_freq is 0"),
+        ({"moe_layer_freq": [0, 1, 1]}, r"moe_layer_freq is \[0, 1, 1\], needs to be a whole number"),
+        ({"first_k_dense_replace": "3"}, "first_k_dense_replace is '3', needs to be a whole number"),
         ({"num_experts_per_tok": 17}, "17 exceeds n_routed_experts 16"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
         ({"hidden_size": -1}, "hidden_size is -1"),
