@@ -77,7 +77,10 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
             "payload bytes went from one to another"
         )
     if result["static_shapes"]:
-        console.print(f"static   experts compiled once, for {result['max_num_batched_tokens']} rows of each rank")
+        console.print(
+            f"static   experts compiled once, for {result['max_num_batched_tokens']} rows of each rank: sums in another"
+            " order, up to 1e-5 from other backends"
+        )
     if result["stages"]:
         yours = ", ".join(f"{name} ({file})" for name, file in result["stages"].items())
         console.print(f"stages   yours: {yours}; the package's: the rest", markup=False, highlight=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from moe_course.backends.capabilities import current_name
+from moe_course.backends.capabilities import KNOWN_BACKENDS, current_name
 from moe_course.backends.configure import Backend
 from moe_course.comm.dist import pick_device
 from moe_course.config import MoEConfig
@@ -82,11 +82,9 @@ def _with_hosts(options: RunOptions) -> ParallelConfig:
     """The parallel flags; on several hosts with torchrun's number of ranks on each, where nobody said otherwise."""
     parallel = options.parallel()
     here, world = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    if (
-        parallel.ranks_per_node
-        or here == world
-        or current_name(parallel.all2all_backend) not in ("two_hop", "deepep_v2")
-    ):
+    known = KNOWN_BACKENDS.get(current_name(parallel.all2all_backend))
+    minds = known is not None and (known.shape == "two_hop" or known.across_nodes)  # the way, or what is said of it
+    if parallel.ranks_per_node or here == world or not minds:
         return parallel
     return replace(parallel, ranks_per_node=here)
 

@@ -74,7 +74,7 @@ def build_result(job, everybody: list[dict], reference, facts: dict) -> tuple[di
         "guard": everybody[0]["guard"],
         "row_invariance": facts["invariance"].reason if facts["invariance"] else None,
         "failures": comparison.failures if comparison else [],
-        "verdict": _verdict(comparison, (job.travel.exact or not moved) and dtype),
+        "verdict": _verdict(comparison, (job.travel.same_text or not moved) and dtype),
     }
     return result, comparison
 

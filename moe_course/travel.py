@@ -28,14 +28,16 @@ class Travel:
         backend: how rows travel.
         transport: who carries them; reason: why that one.
         sizes: bytes of a row on its way.
-        exact: is the text promised to be that of one process? Not with quantised rows or narrower sums.
+        same_text: is the text promised to be that of one process, and logits within `verify.LOGIT_TOLERANCE`? Not with
+            quantised rows or narrower sums. Sums in another order keep this, though not every bit: `--reduce-in-node`,
+            `--static-shapes`.
     """
 
     backend: Backend
     transport: str
     reason: str
     sizes: RowBytes
-    exact: bool
+    same_text: bool
 
 
 def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype, one_host: bool) -> Travel:
@@ -80,8 +82,8 @@ def travel(options: RunOptions, plan: Plan, device_type: str, dtype: torch.dtype
         partial=hidden * (narrow or accumulator(dtype)).itemsize,
         contribution=hidden * (narrow or dtype).itemsize,
     )
-    exact = fmt is None and narrow in (None, accumulator(dtype))
-    return Travel(backend, transport, reason, sizes, exact)
+    same_text = fmt is None and narrow in (None, accumulator(dtype))
+    return Travel(backend, transport, reason, sizes, same_text)
 
 
 def _instead(plan: Plan, shape: str, name: str) -> str:

@@ -62,7 +62,7 @@ META = {
     "combine_dtype": str,
     "reduce_in_node": bool,
     "values": bool,  # was it recorded with --trace-values?
-    "exact": bool,  # does this machine give a row the same bits in every batch?
+    "exact": bool,  # did this machine, with these options, give a row the same bits in every batch?
     "clock": dict,  # {"source", "hosts", "comparable", "note"}
     "options": dict,  # of RunOptions, those that differ from the defaults
     "routes": list,  # number of routes in each rank's file

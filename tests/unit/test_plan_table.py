@@ -7,10 +7,12 @@ import torch
 from rich.console import Console
 
 from moe_course.backends import BACKENDS
-from moe_course.backends.capabilities import KNOWN_BACKENDS
+from moe_course.backends.capabilities import KNOWN_BACKENDS, across_nodes
 from moe_course.config import GLM_5_1
 from moe_course.cost.memory import rank_memory
 from moe_course.flags import ParallelConfig
+from moe_course.job import prepare
+from moe_course.options import RunOptions
 from moe_course.parallel import make_plan
 from moe_course.planner.document import dumps, plan_json
 from moe_course.planner.spans import spans
@@ -202,6 +204,16 @@ def test_another_way_across_nodes_is_said_where_ranks_span_nodes(name):
     assert said == {0: [], 4: [], 2: expected, (1, 3): expected}
     alone = summary_of(tensor_parallel_size=4, all2all_backend=name, ranks_per_node=2)
     assert not [note for note in alone.get("note", []) if "across nodes, vLLM" in note]
+
+
+@pytest.mark.parametrize("name", ["deepep_high_throughput", "deepep_v2", "two_hop", "allgather_reducescatter"])
+def test_a_run_on_several_hosts_knows_that_they_are_nodes(monkeypatch, name):
+    """torchrun says how many ranks are on each, so a run says what `plan --ranks-per-node` says."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    made = prepare(RunOptions(prompts=("x",), world_size=4, all2all_backend=name, device="cpu")).plan
+    assert len(made.placement.nodes) == (1 if name == "allgather_reducescatter" else 2)
+    assert [note for note in made.notes if note.startswith("across nodes")] == across_nodes([name])
 
 
 def test_the_summary_has_no_line_without_need():

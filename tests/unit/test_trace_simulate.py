@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from moe_course.errors import TraceError
+from moe_course.job import prepare
 from moe_course.options import RunOptions
+from moe_course.trace.meta import describe
 from moe_course.trace.simulate import SHOWN, run_here, same, simulate
 
 OPTIONS = RunOptions(
@@ -55,6 +58,25 @@ def test_one_wrong_record_is_named(recorded, name):
     wrong = changed(recorded, name, 77, value + 1)
     (found,) = same(recorded, wrong)
     assert found.startswith(f"{name} of step 0, layer ") and found.endswith(f"[{value}] and [{value + 1}]")
+
+
+@pytest.mark.parametrize(("static", "probe"), [(False, True), (True, True), (False, False), (True, False)])
+def test_bits_are_promised_by_machine_and_options(static, probe):
+    """Static shapes put all places into one product: such a run is not its simulation to the bit."""
+    job = prepare(
+        replace(
+            OPTIONS,
+            all2all_backend="nixl_ep",
+            ranks_per_node=None,
+            static_shapes=static,
+            device="cpu",
+            trace_values=False,
+        )
+    )
+    generations = [SimpleNamespace(index=index, tokens=[1]) for index in range(len(OPTIONS.prompts))]
+    everybody = [{"generations": generations, "timing": SimpleNamespace(prefill_passes=1)}]
+    assert describe(job, everybody, probe)["exact"] == (probe and not static)
+    assert job.travel.same_text  # the text and the logits are promised all the same
 
 
 def test_weights_are_compared_to_the_bit_where_bits_are_promised(recorded):
