@@ -163,7 +163,7 @@ def _build_shell(folder: Path, config: MoEConfig) -> nn.Module:
 
 
 def _check_same_reading(folder: Path, config: MoEConfig, shell: nn.Module) -> None:
-    """A key that only one of the two knows (`num_experts`, `moe_layer_freq`): what is read two ways is refused."""
+    """What is read two ways is refused: `moe_layer_freq`, or a `model_type` of another family than the architecture."""
     for name in READ_BY_BOTH:
         ours, theirs = getattr(config, name), getattr(shell.config, name, None)
         if theirs is not None and ours != theirs:

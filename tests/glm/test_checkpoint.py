@@ -183,7 +183,7 @@ def test_a_tensor_in_two_shards(model_dir):
         ({"quantization_config": {"quant_method": "fp8"}}, CheckpointError, "quantised checkpoint (fp8)"),
         ({"scoring_func": "relu"}, ConfigError, "relu"),
         ({"hidden_act": "gelu"}, ConfigError, "gelu"),
-        ({"n_routed_experts": None, "num_experts": 10}, ConfigError, "n_routed_experts open; it is 10 here and 256"),
+        ({"model_type": "glm4_moe", "routed_scaling_factor": None}, ConfigError, "open; it is 1.0 here and 2.5"),
         ({"moe_layer_freq": 2, "mlp_layer_types": None}, ConfigError, "open; they are [2] here and [1, 2]"),
         ({"hidden_size": "64"}, ConfigError, "hidden_size is '64'"),
         ({"kv_lora_rank": "many"}, ConfigError, "transformers cannot build"),
