@@ -6,7 +6,7 @@ the shape that moves the same rows between ranks of one node. Across nodes some 
 
 Source: vLLM `modular_kernel.py`, `prepare_finalize/*.py`, `all2all.py`, `all2all_utils.py`, `config/parallel.py`,
 `envs.py`; DeepEP `deep_ep/buffer.py : Buffer.dispatch, combine` (on to `internode_*` with more than 8 ranks),
-`internode.cu : combine` (the forwarder adds); MORI `internode_v1.hpp`, which vLLM takes with several nodes.
+`internode.cu : combine` (the forwarder adds); MoRI `internode_v1.hpp`, which vLLM takes with several nodes.
 Built in: notebook 10.
 """
 

@@ -2,8 +2,8 @@
 
 As many rows travel as a token has distinct remote ranks, at most min(K, R - 1). The row takes all its ids and weights
 along; experts weight and add their part, and one partial sum per rank comes home. Source: DeepEP's high-throughput
-kernels of one node (`intranode.cu`), vLLM `deepep_ht.py`; MORI and FlashInfer's two-sided all-to-all send the same.
-Across nodes DeepEP and MORI forward once per node instead: see `two_hop`, with `reduce_in_node`. Built in: notebooks 07
+kernels of one node (`intranode.cu`), vLLM `deepep_ht.py`; MoRI and FlashInfer's two-sided all-to-all send the same.
+Across nodes DeepEP and MoRI forward once per node instead: see `two_hop`, with `reduce_in_node`. Built in: notebooks 07
 and 09.
 """
 

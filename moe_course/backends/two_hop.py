@@ -5,7 +5,7 @@ in its own node. Second hop: that rank hands it to the ranks of its node that ow
 way, one partial sum per owner; with `reduce_in_node` the forwarding rank adds those of its node and sends one.
 
 Source: DeepEP's internode kernels, which forward over NVLink: what vLLM's `deepep_high_throughput` takes across nodes,
-always with sums in the node, and `deepep_v2` in hybrid mode. MORI's `internode_v1.hpp` does the same. Built in:
+always with sums in the node, and `deepep_v2` in hybrid mode. MoRI's `internode_v1.hpp` does the same. Built in:
 notebook 09.
 """
 
