@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
+from moe_course.errors import ConfigError
+
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums are kept in: float64 for float64 models, float32 for all others."""
@@ -62,7 +64,15 @@ def weigh_and_sum(contributions: torch.Tensor, weights: torch.Tensor, owner: tor
 
     Returns:
         `[T, H]` in `accumulator(dtype)`.
+
+    Raises:
+        ConfigError: shapes that do not belong together.
     """
+    if contributions.ndim != 3 or not contributions.shape[:2] == weights.shape == owner.shape:
+        raise ConfigError(
+            f"contributions are {list(contributions.shape)}, weights {list(weights.shape)}, owner {list(owner.shape)}; "
+            "expected [T, K, H], [T, K] and [T, K]"
+        )
     acc = accumulator(contributions.dtype)
     live = owner >= 0
     far = int(owner.max()) + 1 if owner.numel() else 0

@@ -13,6 +13,11 @@ from typing import Any
 
 import torch
 
+from moe_course.errors import ConfigError
+
+#: Dtypes of expert ids. No unsigned ones: -1 is an id, too.
+ID_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 @dataclass(frozen=True)
 class Dispatched:
@@ -47,9 +52,44 @@ def permute_by_expert(local_ids: torch.Tensor, num_local_experts: int) -> tuple[
     Returns:
         `(routes, counts)`: `routes [n]` int64, flat positions `row * K + k` in expert order; `counts [E_local]`.
 
+    Raises:
+        ConfigError: ids that are not `[M, K]` signed integers, or one beyond the experts that are here.
+
     Source: vLLM `moe_permute` (its order and offsets are this function's golden vectors).
     """
+    check_ids("local_ids", local_ids)
     flat = local_ids.reshape(-1).long()
     live = (flat >= 0).nonzero().flatten()
     experts, order = flat[live].sort(stable=True)
-    return live[order], torch.bincount(experts, minlength=num_local_experts)
+    counts = torch.bincount(experts, minlength=num_local_experts)
+    if len(counts) > num_local_experts:
+        raise ConfigError(
+            f"local_ids reach {len(counts) - 1}, and {num_local_experts} experts are here; ids of experts elsewhere are -1"
+        )
+    return live[order], counts
+
+
+def check_ids(name: str, ids: torch.Tensor) -> None:
+    """Raise ConfigError unless expert ids are `[rows, K]` of a signed integer dtype."""
+    if ids.ndim != 2:
+        raise ConfigError(f"{name} are {list(ids.shape)}, expected one line of ids for each row, [T, K]")
+    if ids.dtype not in ID_DTYPES:
+        raise ConfigError(f"{name} are {ids.dtype}, expected int32 or int64; -1 stands for no route")
+
+
+def check_routing(hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, rank: int) -> None:
+    """What every backend's dispatch is given: rows `[T, H]`, and weights and ids `[T, K]`, in one place.
+
+    Raises ConfigError, with the rank, for other shapes, for ids that are no signed integers, and for two devices.
+    """
+    check_ids(f"rank {rank}: topk_ids", topk_ids)
+    if hidden_states.ndim != 2 or len(topk_ids) != len(hidden_states) or topk_weights.shape != topk_ids.shape:
+        raise ConfigError(
+            f"rank {rank}: hidden_states are {list(hidden_states.shape)}, topk_weights {list(topk_weights.shape)}, "
+            f"topk_ids {list(topk_ids.shape)}; expected [T, H], [T, K] and [T, K]: a row, its weights and its ids"
+        )
+    if not hidden_states.device == topk_weights.device == topk_ids.device:
+        raise ConfigError(
+            f"rank {rank}: hidden_states are on {hidden_states.device}, topk_weights on {topk_weights.device}, "
+            f"topk_ids on {topk_ids.device}; bring all three to one device"
+        )

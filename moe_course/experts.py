@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from moe_course.combine import accumulator, sum_contributions
-from moe_course.dispatch import Dispatched, permute_by_expert
+from moe_course.dispatch import Dispatched, check_ids, permute_by_expert
 from moe_course.errors import ConfigError
 from moe_course.quant import dequantize
 from moe_course.rows import padded_rows, padding_for
@@ -34,7 +34,8 @@ def local_experts(
         "padded" `[E_local, C, H]`. What has no local route, and what lies behind a count, is zero.
 
     Raises:
-        ConfigError: an id outside 0 … E-1, or a layout this kernel does not take.
+        ConfigError: an id outside 0 … E-1, a layout this kernel does not take, or rows, ids, weights and matrices that
+            do not fit together.
     """
     with_weights = dispatched.topk_weights is not None
     if dispatched.layout == "padded" and not with_weights:
@@ -44,7 +45,15 @@ def local_experts(
             f"local_experts takes layout 'rows' with weights, 'routes' and 'padded' without, got "
             f"{dispatched.layout!r} {'with' if with_weights else 'without'} them"
         )
+    check_ids("topk_ids", dispatched.topk_ids)
     hidden_states, (m, k) = plain_rows(dispatched, w13.dtype), dispatched.topk_ids.shape
+    _check_fit(hidden_states, w13, w2)
+    if hidden_states.ndim != 2 or len(hidden_states) != m or (with_weights and dispatched.topk_weights.shape != (m, k)):
+        weights = list(dispatched.topk_weights.shape) if with_weights else "not there"
+        raise ConfigError(
+            f"hidden_states are {list(hidden_states.shape)}, topk_ids {[m, k]}, topk_weights {weights}; expected [M, H], "
+            "[M, K] and [M, K]: dispatch has to bring a row, its ids and its weights together"
+        )
     routes, outputs = route_outputs(hidden_states, dispatched.topk_ids, w13, w2, expert_map)
     if not with_weights:
         raw = outputs.new_zeros(m, w2.shape[1])
@@ -59,14 +68,37 @@ def local_experts(
 
 def _padded_outputs(dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
     """The first rows of each expert count, see `expert_num_tokens`; the others are never read."""
-    rows, counts = dispatched.hidden_states, dispatched.expert_num_tokens.long()
-    local, capacity = rows.shape[:2]
+    rows, counts = dispatched.hidden_states, dispatched.expert_num_tokens
+    if rows.ndim != 3 or counts is None or counts.shape != rows.shape[:1]:
+        raise ConfigError(
+            f"padded hidden_states are {list(rows.shape)}, expert_num_tokens "
+            f"{None if counts is None else list(counts.shape)}; expected [E_local, C, H] and [E_local]"
+        )
+    counts, (local, capacity) = counts.long(), rows.shape[:2]
+    if local and (int(counts.max()) > capacity or int(counts.min()) < 0):
+        raise ConfigError(f"expert_num_tokens {counts.tolist()} do not fit: an expert has 0 … {capacity} rows here")
     used = (torch.arange(capacity, device=rows.device) < counts.unsqueeze(1)).view(-1)  # [E_local * C]
     scales = None if dispatched.scales is None else dispatched.scales.flatten(0, 1)[used]
     values = plain_rows(replace(dispatched, hidden_states=rows.flatten(0, 1)[used], scales=scales), w13.dtype)
     outputs = values.new_zeros(local * capacity, w2.shape[1])
+    _check_fit(values, w13, w2, local)
     outputs[used] = grouped_swiglu(values, counts, w13, w2)
     return outputs.view(local, capacity, w2.shape[1])
+
+
+def _check_fit(rows: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, experts: int | None = None) -> None:
+    shapes = (w13.ndim == w2.ndim == 3) and len(w13) == len(w2) == (len(w13) if experts is None else experts)
+    if not shapes or w13.shape[1] != 2 * w2.shape[2] or not rows.shape[-1] == w13.shape[2] == w2.shape[1]:
+        here = "" if experts is None else f" of {experts} experts"
+        raise ConfigError(
+            f"rows{here} are {list(rows.shape)}, w13 is {list(w13.shape)}, w2 {list(w2.shape)}; expected rows of H "
+            "numbers, [E_local, 2I, H] and [E_local, H, I]"
+        )
+    if not (rows.dtype == w13.dtype == w2.dtype and rows.device == w13.device == w2.device):
+        raise ConfigError(
+            f"rows are {rows.dtype} on {rows.device}, w13 is {w13.dtype} on {w13.device}, w2 {w2.dtype} on {w2.device}; "
+            "bring them to one dtype and device, as in rows.to(w13)"
+        )
 
 
 def plain_rows(dispatched: Dispatched, dtype: torch.dtype) -> torch.Tensor:
@@ -127,8 +159,15 @@ def grouped_swiglu(rows: torch.Tensor, counts: torch.Tensor, w13: torch.Tensor, 
 
 def grouped_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """One product per expert: rows `[ends[e-1], ends[e])` times `weight[e].T`; `[n, in]` -> `[n, out]`."""
-    # the kernel knows no float64, no empty input and no rows that start off a 16-byte boundary
-    if len(rows) and rows.dtype != torch.float64 and rows.shape[1] * rows.element_size() % 16 == 0:
+    # the kernel knows no float64 and no empty input
+    if len(rows) and rows.dtype != torch.float64 and _aligned(rows) and _aligned(weight):
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends.to(torch.int32))
     groups = rows.tensor_split(ends[:-1].tolist())
     return torch.cat([F.linear(group, w) for group, w in zip(groups, weight, strict=True)])
+
+
+def _aligned(matrix: torch.Tensor) -> bool:
+    """Do its rows, or its columns, lie one number after the other and start on 16-byte boundaries, as the kernel asks?"""
+    *outer, rows, columns = matrix.stride()
+    across = rows if columns == 1 else columns if rows == 1 else 1
+    return all(stride * matrix.element_size() % 16 == 0 for stride in (*outer, across))

@@ -27,6 +27,9 @@ def route(
 
     Returns:
         `topk_weights [T, K]` fp32 and `topk_ids [T, K]` int32, global expert ids.
+
+    Raises:
+        ConfigError: as `grouped_topk`; rows that are not `[T, H]`, or as wide as the gate is not.
     """
     router_logits = padded_linear(hidden_states.float(), gate_weight.float())  # [T, E] fp32
     return grouped_topk(
@@ -68,10 +71,9 @@ def grouped_topk(
         `topk_weights [T, K]` fp32, `topk_ids [T, K]` int32.
 
     Raises:
-        ConfigError: unknown `scoring_func`, or groups that do not fit E and K.
+        ConfigError: logits or a bias of another shape, unknown `scoring_func`, or groups that do not fit E and K.
     """
-    num_experts = router_logits.shape[-1]
-    _check_groups(num_experts, top_k, n_group, topk_group, e_score_correction_bias)
+    _check(router_logits, top_k, n_group, topk_group, e_score_correction_bias)
     scores = _scores(router_logits.float(), scoring_func)  # [T, E]
     choice = scores if e_score_correction_bias is None else scores + e_score_correction_bias.float()
     if n_group > 1:
@@ -103,10 +105,15 @@ def _mask_groups(choice: torch.Tensor, n_group: int, topk_group: int, with_bias:
 
 def best_first(scores: torch.Tensor, k: int) -> torch.Tensor:
     """Indices `[T, k]` of the k largest, descending; ties to the lowest id, unlike `torch.topk`."""
-    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
 
 
-def _check_groups(num_experts: int, top_k: int, n_group: int, topk_group: int, bias: torch.Tensor | None) -> None:
+def _check(logits: torch.Tensor, top_k: int, n_group: int, topk_group: int, bias: torch.Tensor | None) -> None:
+    if logits.ndim != 2:
+        raise ConfigError(
+            f"router_logits are {list(logits.shape)}, expected [T, E]; flatten them, as in logits.flatten(0, -2)"
+        )
+    num_experts = logits.shape[1]
     if n_group < 1 or num_experts % n_group:
         raise ConfigError(f"n_group {n_group} does not divide the {num_experts} experts of the logits")
     if not 1 <= topk_group <= n_group:
@@ -115,5 +122,7 @@ def _check_groups(num_experts: int, top_k: int, n_group: int, topk_group: int, b
         raise ConfigError(f"top_k {top_k} does not fit {topk_group} groups of {num_experts // n_group} experts")
     if bias is not None and bias.shape != (num_experts,):
         raise ConfigError(f"e_score_correction_bias has shape {tuple(bias.shape)}, expected ({num_experts},)")
+    if bias is not None and bias.device != logits.device:
+        raise ConfigError(f"e_score_correction_bias is on {bias.device}, router_logits on {logits.device}; move one")
     if bias is not None and n_group > 1 and num_experts // n_group < 2:
         raise ConfigError(f"groups of {num_experts // n_group} expert: with a bias a group needs two to be scored")

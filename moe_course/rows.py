@@ -17,6 +17,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from moe_course.errors import ConfigError
+
 #: Paddings that are tried, smallest first. All divide the last one, so a block of 32 rows is in every class.
 MULTIPLES = (4, 8, 16, 32)
 #: What holds where a machine does not promise the same bits: largest difference, for results of size 1.
@@ -84,7 +86,20 @@ def padding_for(weight: torch.Tensor) -> int:
 
 
 def padded_linear(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`F.linear` on a padded row count: `[n, in]` x `[out, in]` -> `[n, out]`. Zero rows are fine."""
+    """`F.linear` on a padded row count: `[n, in]` x `[out, in]` -> `[n, out]`. Zero rows are fine.
+
+    Raises ConfigError for other shapes, and for rows and weight of two dtypes or devices.
+    """
+    if rows.ndim != 2 or weight.ndim != 2 or rows.shape[1] != weight.shape[1]:
+        raise ConfigError(
+            f"rows are {list(rows.shape)}, the weight {list(weight.shape)}; expected [n, in] and [out, in]: flatten "
+            "batches of rows, as in rows.flatten(0, -2)"
+        )
+    if rows.dtype != weight.dtype or rows.device != weight.device:
+        raise ConfigError(
+            f"rows are {rows.dtype} on {rows.device}, the weight {weight.dtype} on {weight.device}; bring the rows "
+            "there, as in rows.to(weight)"
+        )
     n = rows.shape[0]
     extra = padded_rows(n, padding_for(weight)) - n
     return F.linear(F.pad(rows, (0, 0, 0, extra)), weight)[:n]

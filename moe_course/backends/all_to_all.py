@@ -14,7 +14,7 @@ import torch
 from moe_course.backends.traffic import Traffic, owners
 from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "routes", "weights_applied_by": "source"}
@@ -39,6 +39,7 @@ def dispatch(
     placement: Placement,
 ) -> Dispatched:
     """One row for every route to an expert here, `[M, H]`, sources in rank order; `topk_ids` is `[M, 1]`."""
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     owner = owners(topk_ids, placement)
     routes = _by_owner(owner)
     counts = torch.bincount(owner.view(-1)[routes], minlength=comm.world_size).tolist()

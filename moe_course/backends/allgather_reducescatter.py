@@ -11,7 +11,7 @@ import torch
 from moe_course.backends.traffic import Traffic, owners
 from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
@@ -26,6 +26,7 @@ def dispatch(
     placement: Placement,
 ) -> Dispatched:
     """All rows of the group in rank order, `[sum T, H]`. Routes of other ranks' experts become -1."""
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
     weights, ids = gathered.metadata
     ids = torch.where(owners(ids, placement) == comm.rank, ids, -1)

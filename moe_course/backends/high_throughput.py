@@ -16,7 +16,7 @@ import torch
 from moe_course.backends.traffic import Traffic, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
@@ -40,6 +40,7 @@ def dispatch(
     placement: Placement,
 ) -> Dispatched:
     """The rows with an expert here, `[M, H]`, sources in rank order; ids of other ranks' experts become -1."""
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     going = destinations(topk_ids, placement)
     rows = going.T.nonzero()[:, 1]  # by destination, rows in order
     arrived = comm.all_to_all_rows(

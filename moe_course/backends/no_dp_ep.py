@@ -10,7 +10,7 @@ import torch
 
 from moe_course.backends.traffic import Traffic, owners
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": False, "layout": "rows", "weights_applied_by": "experts"}
@@ -25,6 +25,7 @@ def dispatch(
     placement: Placement,
 ) -> Dispatched:
     """Own rows `[T, H]`, unchanged. Routes of other ranks' experts become -1."""
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     here = torch.where(owners(topk_ids, placement) == comm.rank, topk_ids, -1)
     return Dispatched(hidden_states, None, here, topk_weights, None, "rows", None)
 

@@ -17,7 +17,7 @@ from moe_course.backends.traffic import Traffic, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm, Window
 from moe_course.comm.packing import from_bytes, join, row_bytes, to_bytes
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
@@ -53,6 +53,7 @@ def dispatch(
         CapacityExceeded: on all ranks, when one has more rows than T_max.
         BackendUnavailable: on a transport without memory to share.
     """
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     parts = to_bytes(hidden_states, (topk_weights, topk_ids), comm.world_rank)
     routing = sum(part.shape[1] for part in parts[1:])
     fill = -(row_bytes(hidden_states) + routing) % _ALIGN

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_course.dispatch import check_ids
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
@@ -68,8 +69,9 @@ def destinations(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
 def owners(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Rank that owns each route's expert, in the group's numbers: `[T, K]` int64; -1 where there is none.
 
-    Raises ConfigError for ids that belong to another numbering.
+    Raises ConfigError for ids that belong to another numbering, and for those that are not `[T, K]` signed integers.
     """
+    check_ids("topk_ids", topk_ids)
     ids, owner = topk_ids.contiguous().long(), placement.owner.to(topk_ids.device).long()
     if ids.numel() and (int(ids.max()) >= len(owner) or int(ids.min()) < -1):
         raise ConfigError(f"topk_ids reach from {int(ids.min())} to {int(ids.max())}, expected -1 … {len(owner) - 1}")
