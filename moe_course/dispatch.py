@@ -64,7 +64,7 @@ def permute_by_expert(local_ids: torch.Tensor, num_local_experts: int) -> tuple[
     counts = torch.bincount(experts, minlength=num_local_experts)
     if len(counts) > num_local_experts:
         raise ConfigError(
-            f"local_ids reach {len(counts) - 1}, and {num_local_experts} experts are here; ids of experts elsewhere are -1"
+            f"local_ids reach {len(counts) - 1}, {num_local_experts} experts are here; experts elsewhere have -1"
         )
     return live[order], counts
 
@@ -72,9 +72,11 @@ def permute_by_expert(local_ids: torch.Tensor, num_local_experts: int) -> tuple[
 def check_ids(name: str, ids: torch.Tensor) -> None:
     """Raise ConfigError unless expert ids are `[rows, K]` of a signed integer dtype."""
     if ids.ndim != 2:
-        raise ConfigError(f"{name} are {list(ids.shape)}, expected one line of ids for each row, [T, K]")
+        raise ConfigError(f"{name} are {list(ids.shape)}, expected [T, K]: a line of ids for each row")
     if ids.dtype not in ID_DTYPES:
-        raise ConfigError(f"{name} are {ids.dtype}, expected int32 or int64; -1 stands for no route")
+        raise ConfigError(
+            f"{name} are {ids.dtype}, expected int32 or int64, where -1 is no route; use .to(torch.int32)"
+        )
 
 
 def check_routing(hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, rank: int) -> None:

@@ -45,15 +45,9 @@ def local_experts(
             f"local_experts takes layout 'rows' with weights, 'routes' and 'padded' without, got "
             f"{dispatched.layout!r} {'with' if with_weights else 'without'} them"
         )
-    check_ids("topk_ids", dispatched.topk_ids)
+    _check_lines(dispatched)
     hidden_states, (m, k) = plain_rows(dispatched, w13.dtype), dispatched.topk_ids.shape
     _check_fit(hidden_states, w13, w2)
-    if hidden_states.ndim != 2 or len(hidden_states) != m or (with_weights and dispatched.topk_weights.shape != (m, k)):
-        weights = list(dispatched.topk_weights.shape) if with_weights else "not there"
-        raise ConfigError(
-            f"hidden_states are {list(hidden_states.shape)}, topk_ids {[m, k]}, topk_weights {weights}; expected [M, H], "
-            "[M, K] and [M, K]: dispatch has to bring a row, its ids and its weights together"
-        )
     routes, outputs = route_outputs(hidden_states, dispatched.topk_ids, w13, w2, expert_map)
     if not with_weights:
         raw = outputs.new_zeros(m, w2.shape[1])
@@ -86,6 +80,18 @@ def _padded_outputs(dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor)
     return outputs.view(local, capacity, w2.shape[1])
 
 
+def _check_lines(dispatched: Dispatched) -> None:
+    rows, ids, weights = dispatched.hidden_states, dispatched.topk_ids, dispatched.topk_weights
+    check_ids("topk_ids", ids)
+    fits = weights.shape == ids.shape if dispatched.layout == "rows" else ids.shape[1] == 1
+    if rows.ndim != 2 or len(rows) != len(ids) or not fits:
+        raise ConfigError(
+            f"layout {dispatched.layout!r}: hidden_states are {list(rows.shape)}, topk_ids {list(ids.shape)}, "
+            f"topk_weights {None if weights is None else list(weights.shape)}; expected "
+            + ("[M, H], [M, K] and [M, K]" if dispatched.layout == "rows" else "[M, H], [M, 1] and None")
+        )
+
+
 def _check_fit(rows: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, experts: int | None = None) -> None:
     shapes = (w13.ndim == w2.ndim == 3) and len(w13) == len(w2) == (len(w13) if experts is None else experts)
     if not shapes or w13.shape[1] != 2 * w2.shape[2] or not rows.shape[-1] == w13.shape[2] == w2.shape[1]:
@@ -96,8 +102,8 @@ def _check_fit(rows: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, experts:
         )
     if not (rows.dtype == w13.dtype == w2.dtype and rows.device == w13.device == w2.device):
         raise ConfigError(
-            f"rows are {rows.dtype} on {rows.device}, w13 is {w13.dtype} on {w13.device}, w2 {w2.dtype} on {w2.device}; "
-            "bring them to one dtype and device, as in rows.to(w13)"
+            f"rows are {rows.dtype} on {rows.device}, w13 is {w13.dtype} on {w13.device}, w2 {w2.dtype} on "
+            f"{w2.device}; bring them to one dtype and device, as in rows.to(w13)"
         )
 
 
@@ -129,8 +135,10 @@ def route_outputs(
 def to_local(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_experts: int) -> torch.Tensor:
     """Global ids -> local rows, -1 for "no route" and for experts elsewhere. `[M, K]` int64.
 
-    Raises ConfigError for an id beyond the map: such an id belongs to another numbering.
+    Raises ConfigError for an id beyond the map, which belongs to another numbering, and for those that are not `[M, K]`
+    signed integers.
     """
+    check_ids("topk_ids", topk_ids)
     ids = topk_ids.long()
     known = num_experts if expert_map is None else len(expert_map)
     if ids.numel() and (int(ids.max()) >= known or int(ids.min()) < -1):
@@ -167,7 +175,7 @@ def grouped_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor)
 
 
 def _aligned(matrix: torch.Tensor) -> bool:
-    """Do its rows, or its columns, lie one number after the other and start on 16-byte boundaries, as the kernel asks?"""
+    """Do its rows, or its columns, lie number by number and start on 16-byte boundaries, as the kernel asks?"""
     *outer, rows, columns = matrix.stride()
     across = rows if columns == 1 else columns if rows == 1 else 1
     return all(stride * matrix.element_size() % 16 == 0 for stride in (*outer, across))

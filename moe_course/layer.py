@@ -16,7 +16,7 @@ from torch import nn
 from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import Placement
 from moe_course.experts import grouped_swiglu
@@ -98,8 +98,12 @@ class MoELayer(nn.Module):
         return self.mode.all_rows(output)
 
     def routed(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
-        """The routed half for given ids: dispatch -> experts -> combine. `[T, H]` in the rows' dtype."""
+        """The routed half for given ids: dispatch -> experts -> combine. `[T, H]` in the rows' dtype.
+
+        Raises ConfigError for rows, weights and ids that do not fit together.
+        """
         self.comm.layer = self.layer
+        check_routing(hidden_states, topk_weights, topk_ids, self.comm.world_rank)
         dispatch = self.stages.dispatch or self.backend.dispatch
         combine = self.stages.combine or self.backend.combine
 
