@@ -17,6 +17,7 @@ from moe_course.backends.traffic import Traffic, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched, check_routing
+from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
@@ -87,8 +88,19 @@ def upstream_ids(topk_ids: torch.Tensor, rank: int, placement: Placement) -> tor
     """The ids as vLLM hands them to the experts: an id that is surely elsewhere in the place of -1. `[M, K]`.
 
     DeepEP returns local ids with -1. vLLM makes global ids of them, and of -1 the last expert on rank 0, the first
-    one on all others; the expert map then says -1 again. With one rank there is no such expert, and the form is wrong.
+    one on all others; the expert map then says -1 again. It does so for linear placement, vLLM's with this backend.
+
+    Raises:
+        ConfigError: the expert that stands for "elsewhere" is on this rank, which would compute routes of -1: with one
+            rank, and on rank 0 where round robin gives it the last expert.
+
     Source: `deepep_ht.py : DeepEPHTPrepareAndFinalize._receiver`.
     """
     foreign = placement.num_experts - 1 if rank == 0 else 0
+    if int(placement.owner[foreign]) == rank:
+        raise ConfigError(
+            f"rank {rank} owns expert {foreign}, which stands for -1 in vLLM's form of the ids (EP size "
+            f"{placement.ep_size}, {placement.strategy} placement); use linear placement on two ranks or more, or keep "
+            "the ids with their -1"
+        )
     return torch.where(owners(topk_ids, placement) == rank, topk_ids, foreign)

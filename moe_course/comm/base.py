@@ -103,7 +103,8 @@ class Comm(CheckedTransport):
             capacity: rows that fit into a section.
             held: rows this rank brings; more than `capacity` are refused.
 
-        Raises CapacityExceeded on all ranks when one has too many rows, and ExchangeMismatch as usual.
+        Raises CapacityExceeded on all ranks when one has too many rows, or too many for one section, and
+        ExchangeMismatch as usual.
         """
         return exchange_padded(self, rows, counts, sections, capacity, held)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OP = "all_to_all_padded"
 #: Fields of a block that all ranks must agree on, "sections" as one number for the placement of the experts; behind
-#: them the sender's rows if it has too many, else 0.
+#: them a mark: the sender's rows if it has too many, else those of its fullest section, below 0, if they are, else 0.
 FIELDS = ("op number", "op", "layer", "step", "dtype", "width", "capacity", "sections")
 _HEAD = len(FIELDS) + 1
 
@@ -50,8 +50,8 @@ def exchange_padded(
             f"rank {comm.world_rank}: {len(rows)} rows in {len(counts)} sections that hold {int(counts.sum())}, "
             f"expected {int(sections[rank].sum())} sections that hold all rows"
         )
-    too_many = max(held, int(counts.max()) if len(counts) else 0)
-    too_many = too_many if too_many > capacity else 0
+    fullest = int(counts.max()) if len(counts) else 0
+    too_many = held if held > capacity else -fullest if fullest > capacity else 0
     if too_many:  # an empty segment with a mark: nobody waits, everybody learns of it
         rows, counts = rows[:0], torch.zeros_like(counts)
     comm._now_in(OP)
@@ -73,13 +73,10 @@ def exchange_padded(
             f"rank {comm.world_rank}: {what}: segments came that are not of the expected size, although width and "
             "capacity agree; every rank must use the same placement"
         )
-    if heads[:, -1].any():
-        full = int(heads[:, -1].argmax())
-        raise CapacityExceeded(
-            f"rank {comm.members[full]} has {int(heads[full, -1])} rows, T_max is {capacity} (layer {comm.layer}, step "
-            f"{comm.step}): a segment of fixed size cannot hold them; raise --max-num-batched-tokens on all ranks, or "
-            "send fewer rows"
-        )
+    marks = heads[:, -1].tolist()
+    if any(marks):
+        full = marks.index(max(marks) or min(marks))  # rows before routes
+        raise _exceeded(comm, comm.members[full], marks[full], capacity)
     theirs = [block[_HEAD:] for block in blocks]
     here = _for(theirs, sections, rank)
     comm.ledger.receive(comm.layer, sum(int(here[source].sum()) for source in range(size) if source != rank))
@@ -90,6 +87,19 @@ def exchange_padded(
         for source, segment in enumerate(segments)
     ]
     return Padded(tensors, theirs)
+
+
+def _exceeded(comm: Comm, rank: int, mark: int, capacity: int) -> CapacityExceeded:
+    where = f"T_max is {capacity} (layer {comm.layer}, step {comm.step})"
+    if mark > 0:
+        return CapacityExceeded(
+            f"rank {rank} has {mark} rows, {where}: a segment of fixed size cannot hold them; raise "
+            "--max-num-batched-tokens on all ranks, or send fewer rows"
+        )
+    return CapacityExceeded(
+        f"rank {rank} has {-mark} routes to one expert, {where}: it has no more rows than T_max, so a row names that "
+        f"expert twice; give each row distinct experts, or raise --max-num-batched-tokens to {-mark} on all ranks"
+    )
 
 
 def pad(comm: Comm, block, rows, counts, sections, capacity: int, what: str):

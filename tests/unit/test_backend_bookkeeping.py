@@ -18,7 +18,9 @@ from layer_cases import make_batch, make_config
 from moe_course.backends import BACKENDS, high_throughput, two_hop
 from moe_course.comm.ledger import Ledger
 from moe_course.comm.sim import run_threads
-from moe_course.expert_map import make_placement
+from moe_course.errors import ConfigError
+from moe_course.expert_map import determine_expert_map, make_placement
+from moe_course.experts import to_local
 
 GOLDEN = SimpleNamespace(**json.loads((Path(__file__).parents[1] / "golden" / "dispatch.json").read_text()))
 T_MAX = 3  # rank 3 has that many rows
@@ -80,10 +82,23 @@ def test_rows_with_an_expert_here(name):
         assert (dispatched.layout, dispatched.scales) == ("rows", None)
 
 
-def test_the_upstream_form_is_wrong_with_one_rank():
-    """There is no expert elsewhere: -1 becomes the last expert, which is here."""
-    ids = high_throughput.upstream_ids(torch.tensor([[0, -1]], dtype=torch.int32), 0, make_placement(1, 8))
-    assert ids.tolist() == [[0, 7]]
+@pytest.mark.parametrize("experts", [8, 9, 10])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", ["linear", "round_robin"])
+def test_the_upstream_form_keeps_what_is_elsewhere_elsewhere(strategy, ranks, experts):
+    """On every rank the form gives the local ids of -1, or is refused: one rank, or the last expert on rank 0."""
+    placement, ids = make_placement(ranks, experts, strategy), torch.arange(-1, experts, dtype=torch.int32).unsqueeze(1)
+    for rank in range(ranks):
+        if rank == 0 and experts - 1 in placement.experts_of(0):
+            with pytest.raises(
+                ConfigError, match=f"rank 0 owns expert {experts - 1}, .* {strategy} placement.; use linear"
+            ):
+                high_throughput.upstream_ids(ids, rank, placement)
+            continue
+        _, expert_map = determine_expert_map(ranks, rank, experts, strategy)
+        local = to_local(high_throughput.upstream_ids(ids, rank, placement), expert_map, experts)
+        assert torch.equal(local, to_local(ids, expert_map, experts))
+        assert high_throughput.upstream_ids(ids[:0], rank, placement).shape == (0, 1)
 
 
 def test_rows_lie_where_their_sender_put_them():
