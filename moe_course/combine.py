@@ -26,7 +26,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def sum_contributions(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add tensors of one shape strictly from first to last; needs at least one. Returns a new tensor."""
+    """Add tensors strictly from first to last. Returns a new tensor.
+
+    Raises ConfigError for none at all, and for those that are not of one shape and dtype.
+    """
+    kinds = {(tensor.shape, tensor.dtype) for tensor in contributions}
+    if len(kinds) != 1:
+        found = ", ".join(f"{list(shape)} {dtype}" for shape, dtype in kinds) or "none"
+        raise ConfigError(f"contributions are {found}; expected at least one, and all of one shape and dtype")
     total = contributions[0].clone()
     for contribution in contributions[1:]:
         total += contribution
@@ -39,7 +46,16 @@ def sum_of_owners(partials: Sequence[torch.Tensor], rows: torch.Tensor, num_rows
     Args:
         partials: tensors `[n, H]`, those of lower owner ranks first; at least one, perhaps without rows.
         rows: `[sum n]` int64, which row each belongs to. A row without any is zero.
+
+    Raises:
+        ConfigError: partial sums of other shapes, more or fewer of them than `rows` has, or a row beyond `num_rows`.
     """
+    came = [list(part.shape) for part in partials]
+    widths = {part.shape[1:] for part in partials}
+    if len(widths) != 1 or rows.ndim != 1 or sum(map(len, partials)) != len(rows):
+        raise ConfigError(f"partial sums are {came}, rows {list(rows.shape)}; expected [n, H] each, and a row for each")
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
+        raise ConfigError(f"rows reach from {int(rows.min())} to {int(rows.max())}, expected 0 … {num_rows - 1}")
     order = rows.argsort(stable=True)
     counts = torch.bincount(rows, minlength=num_rows)
     place = torch.empty_like(order)  # which of its row's partial sums is it?
@@ -73,6 +89,8 @@ def weigh_and_sum(contributions: torch.Tensor, weights: torch.Tensor, owner: tor
             f"contributions are {list(contributions.shape)}, weights {list(weights.shape)}, owner {list(owner.shape)}; "
             "expected [T, K, H], [T, K] and [T, K]"
         )
+    if owner.dtype not in (torch.int32, torch.int64):
+        raise ConfigError(f"owner is {owner.dtype}, expected int64, as -1 is no route; use .long() on signed numbers")
     acc = accumulator(contributions.dtype)
     live = owner >= 0
     far = int(owner.max()) + 1 if owner.numel() else 0

@@ -61,7 +61,11 @@ class Placement:
 
         Args:
             ep_ranks: rising; those of one host still share it.
+
+        Raises ConfigError for ranks in another order, or outside the group.
         """
+        if ep_ranks != sorted(set(ep_ranks) & set(range(self.ep_size))):
+            raise ConfigError(f"EP ranks {ep_ranks} need to rise, each once, from 0 to {self.ep_size - 1}")
         if ep_ranks == list(range(self.ep_size)):
             return self
         owner = torch.full_like(self.owner, -1)

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from moe_course.combine import accumulator, sum_contributions
-from moe_course.dispatch import Dispatched, check_ids, permute_by_expert
+from moe_course.dispatch import ID_DTYPES, Dispatched, check_ids, permute_by_expert
 from moe_course.errors import ConfigError
 from moe_course.quant import dequantize
-from moe_course.rows import padded_rows, padding_for
+from moe_course.rows import TOLERANCE, padded_rows, padding_for
 
 
 def local_experts(
@@ -105,6 +105,9 @@ def _check_fit(rows: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, experts:
             f"rows are {rows.dtype} on {rows.device}, w13 is {w13.dtype} on {w13.device}, w2 {w2.dtype} on "
             f"{w2.device}; bring them to one dtype and device, as in rows.to(w13)"
         )
+    if w13.dtype not in TOLERANCE:
+        known = ", ".join(str(dtype) for dtype in TOLERANCE)
+        raise ConfigError(f"w13 and w2 are {w13.dtype}, expected one of {known}; dequantise the matrices first")
 
 
 def plain_rows(dispatched: Dispatched, dtype: torch.dtype) -> torch.Tensor:
@@ -139,6 +142,10 @@ def to_local(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_expert
     signed integers.
     """
     check_ids("topk_ids", topk_ids)
+    if expert_map is not None and (expert_map.ndim != 1 or expert_map.dtype not in ID_DTYPES):
+        raise ConfigError(
+            f"expert_map is {list(expert_map.shape)} {expert_map.dtype}, expected [E] int32, -1 for experts elsewhere"
+        )
     ids = topk_ids.long()
     known = num_experts if expert_map is None else len(expert_map)
     if ids.numel() and (int(ids.max()) >= known or int(ids.min()) < -1):

@@ -48,7 +48,8 @@ class MoELayer(nn.Module):
 
     Raises:
         CheckpointError: weights whose shapes do not fit config and placement.
-        ConfigError: `w13` dtype without a matching `w2`, or a stage's map that contradicts the placement.
+        ConfigError: experts of several dtypes, weights on several devices, or a stage's map that contradicts the
+            placement.
     """
 
     def __init__(
@@ -210,11 +211,18 @@ class MoELayer(nn.Module):
         if self.bias is not None:
             expected["bias"] = (self.bias, (config.n_routed_experts,))
         if self.shared is not None:
-            width = self.shared[1].shape[-1]
+            width = self.shared[1].shape[-1] if self.shared[1].ndim else 0
             expected["shared w13"] = (self.shared[0], (2 * width, hidden))
             expected["shared w2"] = (self.shared[1], (hidden, width))
         for name, (tensor, shape) in expected.items():
             if tuple(tensor.shape) != shape:
                 raise CheckpointError(f"rank {rank}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
-        if self.w13.dtype != self.w2.dtype:
-            raise ConfigError(f"rank {rank}: w13 is {self.w13.dtype}, w2 is {self.w2.dtype}")
+            if tensor.device != self.w13.device:
+                raise ConfigError(
+                    f"rank {rank}: {name} is on {tensor.device}, w13 on {self.w13.device}; bring a rank's weights to "
+                    "one device"
+                )
+            if name in ("w2", "shared w13", "shared w2") and tensor.dtype != self.w13.dtype:
+                raise ConfigError(
+                    f"rank {rank}: {name} is {tensor.dtype}, w13 is {self.w13.dtype}; the experts compute in one dtype"
+                )

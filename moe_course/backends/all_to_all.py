@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_course.backends.traffic import Traffic, owners
+from moe_course.backends.traffic import Traffic, check_ranks, owners
 from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched, check_routing
@@ -77,6 +77,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """A row for each route to its owner; an output for each route back."""
+    check_ranks(topk_ids_per_rank, placement)
     rows = torch.stack([_counts(owners(ids, placement), placement.ep_size) for ids in topk_ids_per_rank])
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0), "contributions")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_course.backends.traffic import Traffic, owners
+from moe_course.backends.traffic import Traffic, check_ranks, owners
 from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched, check_routing
@@ -46,5 +46,6 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """Each row to everybody, and a partial sum from everybody back, whatever the routing."""
+    check_ranks(topk_ids_per_rank, placement)
     rows = torch.tensor([len(ids) for ids in topk_ids_per_rank]).unsqueeze(1).repeat(1, placement.ep_size)
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0))

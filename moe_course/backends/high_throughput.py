@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_course.backends.traffic import Traffic, destinations, owners
+from moe_course.backends.traffic import Traffic, check_ranks, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched, check_routing
@@ -73,6 +73,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """A row for each destination rank; a partial sum for each back."""
+    check_ranks(topk_ids_per_rank, placement)
     rows = torch.stack([destinations(ids, placement).sum(0).cpu() for ids in topk_ids_per_rank])
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_course.backends.traffic import Traffic, owners
+from moe_course.backends.traffic import Traffic, check_ranks, owners
 from moe_course.comm.base import Comm
 from moe_course.dispatch import Dispatched, check_routing
 from moe_course.expert_map import Placement
@@ -43,5 +43,6 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """None. A sum over ranks that share rows is counted with the mode (`modes.py`)."""
+    check_ranks(topk_ids_per_rank, placement)
     none = torch.zeros(1, placement.ep_size, placement.ep_size, dtype=torch.int64)
     return Traffic(none, none)

@@ -59,6 +59,17 @@ def _leaving(rows: torch.Tensor) -> int:
     return int(rows.sum() - rows.diagonal(dim1=1, dim2=2).sum())
 
 
+def check_ranks(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> None:
+    """Raise ConfigError unless there are ids `[T, K]` of every rank of the placement."""
+    if len(topk_ids_per_rank) != placement.ep_size:
+        raise ConfigError(
+            f"topk_ids of {len(topk_ids_per_rank)} ranks for a placement over {placement.ep_size}; give one tensor for "
+            "each rank, with T = 0 where it has no rows"
+        )
+    for rank, ids in enumerate(topk_ids_per_rank):
+        check_ids(f"rank {rank}: topk_ids", ids)
+
+
 def destinations(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Which ranks a row's experts live on: `[T, R]` bool. Routes of -1, and experts without owner here, go nowhere."""
     owner = owners(topk_ids, placement)  # [T, K]

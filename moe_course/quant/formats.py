@@ -114,6 +114,8 @@ def quantize(rows: torch.Tensor, fmt: str, group_size: int = GROUP_SIZE) -> tupl
     """
     no_gradient(f"quantize to {fmt}", rows=rows)
     form = format_named(fmt)
+    if not rows.ndim or not rows.shape[-1]:
+        raise ConfigError(f"{fmt}: rows are {list(rows.shape)}, expected [..., H] with H of at least 1")
     groups = scales_per_row(fmt, rows.shape[-1], group_size)
     if rows.dtype not in _ROW_DTYPES:
         raise ConfigError(f"{fmt}: rows are {rows.dtype}, expected one of {_ROW_DTYPES}; quantise rows once, at most")

@@ -10,14 +10,16 @@ import torch.nn.functional as F
 from backend_cases import FIXED, backend
 from layer_cases import Batch, differences, make_batch, make_config, make_layer, make_weights, oracle
 
+from moe_course import quant
 from moe_course.backends import BACKENDS
 from moe_course.backends.traffic import destinations, owners
-from moe_course.combine import weigh_and_sum
+from moe_course.combine import sum_contributions, sum_of_owners, weigh_and_sum
 from moe_course.comm.sim import run_threads
 from moe_course.dispatch import Dispatched, permute_by_expert
 from moe_course.errors import ConfigError
 from moe_course.expert_map import make_placement
 from moe_course.experts import grouped_linear, local_experts, to_local
+from moe_course.layer import MoELayer
 from moe_course.router import grouped_topk, route
 from moe_course.rows import padded_linear, row_invariance
 
@@ -25,6 +27,7 @@ CONFIG = make_config(10, 4, 64, 32)
 WEIGHTS = make_weights(CONFIG, torch.float32)
 PLACEMENT = make_placement(2, 10)
 BATCH = make_batch([3, 2], CONFIG, torch.float32, seed=1)
+FIRST = torch.arange(3)
 ROWS, ROUTING, IDS = BATCH.hidden_states[0], BATCH.topk_weights[0], BATCH.topk_ids[0]
 
 
@@ -76,6 +79,25 @@ REFUSED = {
     "flat rows": (lambda: padded(hidden_states=torch.zeros(4, 64)), r"are \[4, 64\]"),
     "other experts": (lambda: padded(w13=WEIGHTS.w13[:9], w2=WEIGHTS.w2[:9]), "rows of 10 experts"),
     "flat contributions": (lambda: weigh_and_sum(ROWS, ROUTING, IDS.long()), r"contributions are \[3, 64\]"),
+    "unsigned owners": (
+        lambda: weigh_and_sum(torch.zeros(3, 4, 8), ROUTING, IDS.to(torch.uint8)),
+        "owner is torch.uint8",
+    ),
+    "partial sums left over": (lambda: sum_of_owners([ROWS], FIRST[:2], 3), r"sums are \[\[3, 64\]\], rows \[2\]"),
+    "fewer partial sums": (lambda: sum_of_owners([ROWS[:1], ROWS[:1]], FIRST, 3), r"are \[\[1, 64\], .*, rows \[3\]"),
+    "no partial sums": (lambda: sum_of_owners([], FIRST[:0], 3), r"partial sums are \[\]"),
+    "sums of a row beyond": (lambda: sum_of_owners([ROWS], FIRST, 2), "rows reach from 0 to 2, expected 0 … 1"),
+    "sums of a row below": (lambda: sum_of_owners([ROWS], FIRST - 1, 3), "rows reach from -1 to 1"),
+    "one contribution broadcast": (lambda: sum_contributions([ROWS, ROWS[:1]]), "all of one shape and dtype"),
+    "contributions of two dtypes": (lambda: sum_contributions([ROWS, ROWS.double()]), "all of one shape and dtype"),
+    "no contributions": (lambda: sum_contributions([]), "contributions are none"),
+    "experts in int32": (lambda: experts(WEIGHTS.w13.int(), WEIGHTS.w2.int(), hidden_states=ROWS.int()), "dequantise"),
+    "an unsigned map": (lambda: to_local(IDS, torch.arange(10).to(torch.uint8), 10), "expert_map is .* torch.uint8"),
+    "a map of two lines": (lambda: to_local(IDS, torch.arange(10).view(2, 5), 10), r"expert_map is \[2, 5\]"),
+    "a group in another order": (lambda: make_placement(4, 8).within([3, 1]), r"EP ranks \[3, 1\] need to rise"),
+    "a group of strangers": (lambda: PLACEMENT.within([5]), r"EP ranks \[5\] need to rise, each once, from 0 to 1"),
+    "one number to round": (lambda: quant.quantize(torch.tensor(1.0), "fp8_token"), r"fp8_token: rows are \[\]"),
+    "empty rows to round": (lambda: quant.quantize(torch.zeros(2, 0), "int8_token"), r"rows are \[2, 0\]"),
     "fewer weights": (lambda: weigh_and_sum(torch.zeros(3, 4, 8), ROUTING[:, 1:], IDS.long()), r"weights \[3, 3\]"),
 }
 
@@ -165,6 +187,41 @@ def test_the_layer_takes_rows_and_nothing_else(rows, words):
 
     with pytest.raises(ConfigError, match=words):
         run_threads(1, fn)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("shared w2", torch.bfloat16, "rank 0: shared w2 is torch.bfloat16, w13 is torch.float32"),
+        ("w2", torch.bfloat16, "rank 0: w2 is torch.bfloat16, w13 is torch.float32"),
+        ("gate_weight", "meta", "rank 0: gate_weight is on meta, w13 on cpu; bring"),
+        ("bias", "meta", "rank 0: bias is on meta, w13 on cpu"),
+        ("w2", "meta", "rank 0: w2 is on meta, w13 on cpu"),
+        ("shared w13", "meta", "rank 0: shared w13 is on meta, w13 on cpu"),
+    ],
+)
+def test_weights_of_a_layer_are_of_one_dtype_and_on_one_device(name, how, words):
+    """Refused where the layer is made, and not in the middle of its first pass, behind an exchange."""
+
+    def fn(comm):
+        weights = {"gate_weight": WEIGHTS.gate, "bias": WEIGHTS.bias, "w13": WEIGHTS.w13, "w2": WEIGHTS.w2}
+        weights |= {"shared w13": WEIGHTS.shared[0], "shared w2": WEIGHTS.shared[1]}
+        weights[name] = weights[name].to(how)
+        shared = (weights.pop("shared w13"), weights.pop("shared w2"))
+        MoELayer(CONFIG, make_placement(1, 10), comm, backend("no_dp_ep"), shared=shared, **weights)
+
+    with pytest.raises(ConfigError, match=words):
+        run_threads(1, fn)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "two_hop"])
+def test_traffic_is_worked_out_from_the_ids_of_every_rank(name):
+    for ranks in (1, 3):
+        with pytest.raises(ConfigError, match=f"topk_ids of {ranks} ranks for a placement over 2; give one tensor"):
+            BACKENDS[name].traffic([IDS] * ranks, PLACEMENT)
+    for ids in (IDS[0], IDS.to(torch.uint8)):
+        with pytest.raises(ConfigError, match="rank 1: topk_ids are"):
+            BACKENDS[name].traffic([IDS, ids], PLACEMENT)
 
 
 # -- strides ---------------------------------------------------------------------------------------------------------
