@@ -224,5 +224,5 @@ class MoELayer(nn.Module):
                 )
             if name in ("w2", "shared w13", "shared w2") and tensor.dtype != self.w13.dtype:
                 raise ConfigError(
-                    f"rank {rank}: {name} is {tensor.dtype}, w13 is {self.w13.dtype}; the experts compute in one dtype"
+                    f"rank {rank}: w13 is {self.w13.dtype}, {name} is {tensor.dtype}; the experts compute in one dtype"
                 )

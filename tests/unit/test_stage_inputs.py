@@ -192,8 +192,8 @@ def test_the_layer_takes_rows_and_nothing_else(rows, words):
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
-        ("shared w2", torch.bfloat16, "rank 0: shared w2 is torch.bfloat16, w13 is torch.float32"),
-        ("w2", torch.bfloat16, "rank 0: w2 is torch.bfloat16, w13 is torch.float32"),
+        ("shared w2", torch.bfloat16, "rank 0: w13 is torch.float32, shared w2 is torch.bfloat16"),
+        ("w2", torch.bfloat16, "rank 0: w13 is torch.float32, w2 is torch.bfloat16"),
         ("gate_weight", "meta", "rank 0: gate_weight is on meta, w13 on cpu; bring"),
         ("bias", "meta", "rank 0: bias is on meta, w13 on cpu"),
         ("w2", "meta", "rank 0: w2 is on meta, w13 on cpu"),
