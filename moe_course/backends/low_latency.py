@@ -24,7 +24,7 @@ from moe_course.backends.traffic import Traffic, owners
 from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
 from moe_course.comm.padded import slots as slots_of
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
 
@@ -59,8 +59,10 @@ def dispatch(
         max_num_tokens: T_max, the same on all ranks.
 
     Raises:
-        CapacityExceeded: on all ranks, when one has more rows than T_max.
+        CapacityExceeded: on all ranks, when one has more rows than T_max, or a row that names an expert twice.
+        ConfigError: rows, weights and ids that do not fit together.
     """
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     owner = owners(topk_ids, placement)
     local = torch.tensor([placement.num_local(rank) for rank in range(comm.world_size)])
     first = (local.cumsum(0) - local).to(owner.device)  # first section of each owner

@@ -17,10 +17,10 @@ from functools import cache
 import torch
 
 from moe_course.backends.high_throughput import count_experts
-from moe_course.backends.traffic import Traffic, destinations, owners
+from moe_course.backends.traffic import Traffic, check_ranks, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
 from moe_course.expert_map import Placement
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
@@ -53,7 +53,10 @@ def dispatch(
     Args:
         reduce_in_node: add a node's partial sums before they cross to the source. Fewer rows, another order of
             addition: not the same bits as the other backends.
+
+    Raises ConfigError for rows, weights and ids that do not fit together.
     """
+    check_routing(hidden_states, topk_weights, topk_ids, comm.world_rank)
     via = forwarders(placement)
     going = destinations(topk_ids, placement)
     copies = _to_forwarders(going, via[comm.rank])  # [T, R]
@@ -116,6 +119,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement, reduce_in_node: bool = False) -> Traffic:
     """Two hops each way. Home: a partial sum per owner on both, or with `reduce_in_node` one per node on the second."""
+    check_ranks(topk_ids_per_rank, placement)
     size, via = placement.ep_size, forwarders(placement)
     first, second, home = torch.zeros(3, size, size, dtype=torch.int64)
     for rank, ids in enumerate(topk_ids_per_rank):

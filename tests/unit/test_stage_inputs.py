@@ -136,7 +136,6 @@ def test_ids_are_lines_of_signed_numbers(stage, dtype):
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-BY_THE_LAYER = ("low_latency", "two_hop")  # these leave it to the layer
 LOPSIDED = {
     "rows of a batch": (lambda x, w, i: (x[None], w, i), r"hidden_states are \[1, 3, 64\]"),
     "one row": (lambda x, w, i: (x[0], w[:1], i[:1]), r"hidden_states are \[64\]"),
@@ -165,7 +164,7 @@ def test_no_dispatch_leaves_rows_behind(name, case):
         else:
             make_layer(WEIGHTS, PLACEMENT, comm, module).routed(*parts)
 
-    for alone in (False, True)[: 1 + (name not in BY_THE_LAYER)]:
+    for alone in (False, True):
         with pytest.raises(ConfigError, match=f"rank 0: .*{words}"):
             run_threads(2, fn, alone)
 
@@ -214,7 +213,7 @@ def test_weights_of_a_layer_are_of_one_dtype_and_on_one_device(name, how, words)
         run_threads(1, fn)
 
 
-@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "two_hop"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_traffic_is_worked_out_from_the_ids_of_every_rank(name):
     for ranks in (1, 3):
         with pytest.raises(ConfigError, match=f"topk_ids of {ranks} ranks for a placement over 2; give one tensor"):
