@@ -94,7 +94,7 @@ def trace(
     for one in figures:
         for way, name in ways.items():
             added = ["", ""] if way == "bare" else [f"{one[f'{way}_adds']:+.1%}", f"{one[f'{way}_error']:.1%}"]
-            aim = {"ids": "nothing", "trace": f"<= {TRACE_LIMIT:.0%}"}.get(way, "")
+            aim = {"ids": "0%", "trace": f"<= {TRACE_LIMIT:.0%}"}.get(way, "")
             turns, median_ms = str(len(one["times"][way])), f"{one[f'{way}_ms']:.2f} ms"
             table.add_row(str(one["ranks"]), one["step"], turns, name, median_ms, *added, aim)
         table.add_section()
