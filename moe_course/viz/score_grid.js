@@ -33,7 +33,7 @@ function mount(root, data, opts = {}) {
   const live = h("p", { "aria-live": "polite" });
   const detail = h("p", { class: "mc-quiet" });
   const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Chosen experts as a table", hidden: true });
-  const caption = h("p", {}, `Weights, from the score without any bias${data.norm_topk_prob ? ", divided by their sum" : ""}, times ${data.routed_scaling_factor}:`);
+  const caption = h("p", {}, `Weights, from the score alone${data.norm_topk_prob ? ", divided by their sum" : ""}, times ${data.routed_scaling_factor}:`);
   const picture = h("div", {}, scroll, detail, legend, caption, bars);
   root.classList.add("moe-course", "mc-score-grid");
   ownKeys(root);

@@ -95,7 +95,7 @@ def _weights(axis, grid: ScoreGrid) -> None:
     weights, ids = grid.chosen()
     most = weights.sum(dim=1).max().item() or 1.0
     axis.set_xlim(0, most)
-    axis.text(0, -0.6, "weights, from the score without any bias (expert: weight)", va="center", fontsize=8)
+    axis.text(0, -0.6, "weights, from the score alone (expert: weight)", va="center", fontsize=8)
     _names(axis, grid)
     pieces = []
     for token in range(len(ids)):
