@@ -149,6 +149,12 @@ WRONG_GROUPED = [
         "ids: among equal scores the lowest id is chosen",
     ),
     wrong_grouped(
+        "topk_among_equals",
+        "torch.sort(choice, dim=-1, descending=True, stable=True).indices[:, :top_k]",
+        "choice.topk(top_k, dim=-1).indices",
+        "ids: among equal scores the lowest id is chosen; torch.topk does not promise that, a stable sort does",
+    ),
+    wrong_grouped(
         "ascending", "indices[:, :top_k]", "indices[:, :top_k].flip(-1)", "order: the best choice comes first"
     ),
     wrong_grouped(

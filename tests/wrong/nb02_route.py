@@ -117,6 +117,12 @@ WRONG_ROUTE = [
         "",
         "groups kept: without a bias a group counts by its best score alone",
     ),
+    wrong_route(
+        "topk_among_equals",
+        "torch.sort(choice, dim=-1, descending=True, stable=True).indices[:, : config.num_experts_per_tok]",
+        "choice.topk(config.num_experts_per_tok, dim=-1).indices",
+        "ids: among equal scores the lowest id is chosen; torch.topk does not promise that, a stable sort does",
+    ),
     wrong_route("zero_fill", 'float("-inf")', "0.0", "groups kept: a dropped group came back"),
     wrong_route("no_groups", "if groups > 1:", "if False:", "groups kept: experts were chosen from all groups"),
     wrong_route(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from moe_course.config import MoEConfig
-from moe_course.lessons.checks.router_faults import likely, told_apart
+from moe_course.lessons.checks.router_faults import TIES, is_a_tie, likely, told_apart
 from moe_course.lessons.exercise import Case, Exercise, Look
 from moe_course.router import _mask_groups, best_first, grouped_topk, route
 
@@ -85,7 +85,11 @@ def why(
     if yours.dtype != expected.dtype:
         return "ids are int32, as the stages behind expect them" if look != "topk_weights" else "weights are fp32"
     of = next(one.of for one in LOOKS if one.name == look)
-    return likely(logits.float(), bias, rules, of, expected, yours)
+    said = likely(logits.float(), bias, rules, of, expected, yours)
+    if said is None and look != "topk_weights":
+        in_order = look == "order of topk_ids"
+        return TIES if is_a_tie(logits.float(), bias, rules, expected, yours, in_order) else None
+    return said
 
 
 # 2.1: groups, without a bias

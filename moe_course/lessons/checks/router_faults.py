@@ -9,6 +9,7 @@ import torch
 
 #: Larger epsilons that are common elsewhere.
 EPSILONS = {"epsilon of 1e-6": 1e-6, "epsilon of 1e-8": 1e-8, "epsilon of 1e-9": 1e-9, "epsilon of 1e-12": 1e-12}
+TIES = "ids: among equal scores the lowest id is chosen; torch.topk does not promise that, a stable sort does"
 #: Fault -> what to say; the first word is the stage that goes wrong. Of two faults that leave the same, the first is
 #: told: those of groups leave nothing where there is one group, and cases with one group come first.
 FAULTS = {
@@ -25,7 +26,7 @@ FAULTS = {
     "bias before scoring": "scores: the bias is added behind the scoring function, not to the logits",
     "bias taken away": "scores: the choice score is score + bias; here the bias was subtracted",
     "bias not used": "ids: the bias has no say; choose by score + bias",
-    "last of equals": "ids: among equal scores the lowest id is chosen; torch.topk does not promise that",
+    "last of equals": TIES,
     "worst first": "order: the best choice comes first",
     "in order of ids": "order: columns fall by the score that chose, they are not sorted by id",
     "in order of weights": "order: columns fall by score + bias, not by weight",
@@ -113,6 +114,32 @@ def likely(
         if _alike(value, yours) and not _alike(value, expected):
             return words
     return None
+
+
+def is_a_tie(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    rules: Mapping[str, Any],
+    expected: torch.Tensor,
+    ids: torch.Tensor,
+    in_order: bool,
+) -> bool:
+    """Are these other experts than expected, with just the same choice scores? Then they differ among equals only.
+
+    Args:
+        expected, ids: `[T, K]`, K different experts in a row.
+        in_order: column by column; otherwise any order of the same scores will do.
+    """
+    if ids.shape != expected.shape or not ((ids >= 0) & (ids < logits.shape[1])).all():
+        return False
+    if (ids.sort(dim=-1).values.diff(dim=-1) == 0).any():
+        return False
+    scores = logits.sigmoid() if rules["scoring_func"] == "sigmoid" else logits.softmax(dim=-1)
+    choice = scores if bias is None else scores + bias
+    mine, right = (choice.gather(1, which.long()) for which in (ids, expected))  # [T, K]
+    if not in_order:
+        mine, right = mine.sort(dim=-1).values, right.sort(dim=-1).values
+    return torch.equal(mine, right) and not torch.equal(ids, expected)
 
 
 def told_apart(
