@@ -158,6 +158,27 @@ def sends_wide_ids(hidden_states, topk_weights, topk_ids, *, comm, placement):
     return Dispatched(gathered.rows, None, ids, weights, None, "rows", gathered.counts)
 
 
+def returns_wide_ids(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids.long(), -1)
+    return Dispatched(gathered.rows, None, ids, weights, None, "rows", gathered.counts)
+
+
+def returns_wide_rows(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids, -1)
+    return Dispatched(gathered.rows.double(), None, ids, weights, None, "rows", gathered.counts)
+
+
+def returns_wide_weights(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    weights, ids = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids, -1)
+    return Dispatched(gathered.rows, None, ids, weights.double(), None, "rows", gathered.counts)
+
+
 def sends_wide_rows(hidden_states, topk_weights, topk_ids, *, comm, placement):
     gathered = comm.all_gather_rows(hidden_states.double(), topk_weights, topk_ids)
     weights, ids = gathered.metadata
@@ -421,6 +442,7 @@ def group_by_group(rows, group_size=128):
     return codes, scales
 
 
+_CAST = "these values are right, their dtype is not: .to"
 ANSWERS = {
     "dispatch": Answers(
         wrong=[
@@ -442,6 +464,9 @@ ANSWERS = {
             (weighs_before_sending, "rows travel as they are"),
             (idle_rank_leaves, "rank 1 has returned, and the others are waiting for it"),
             (gathers_twice, "12 rows sent, budget 6"),
+            (returns_wide_ids, f"{_CAST}(torch.int32)"),
+            (returns_wide_rows, f"{_CAST}(torch.float32)"),
+            (returns_wide_weights, f"{_CAST}(torch.float32)"),
             (sends_wide_ids, "168 bytes sent, budget 120"),
             (sends_wide_rows, "144 bytes sent, budget 120"),
             (says_another_layout, "layout on rank 0 is 'routes', expected 'rows'"),

@@ -63,6 +63,26 @@ def in_double_precision(weights, owners, contributions):
     return (weights.double()[:, None] * contributions.double()).sum(dim=0)
 
 
+def right_and_then_widened(weights, owners, contributions):
+    partial = torch.zeros(int(owners.max()) + 1, contributions.shape[1])
+    for k in range(len(owners)):
+        partial[owners[k]] += weights[k] * contributions[k]
+    output = torch.zeros(contributions.shape[1])
+    for share in partial:
+        output += share
+    return output.double()
+
+
+def for_rows_of_16_numbers(weights, owners, contributions):
+    partial = torch.zeros(int(owners.max()) + 1, 16)
+    for k in range(len(owners)):
+        partial[owners[k]] += weights[k] * contributions[k]
+    output = torch.zeros(16)
+    for share in partial:
+        output += share
+    return output
+
+
 def fused_multiply_add(weights, owners, contributions):
     partial = torch.zeros(int(owners.max()) + 1, contributions.shape[1])
     for k in range(len(owners)):
@@ -152,6 +172,8 @@ ANSWERS = {
             (one_contribution_per_owner, "the output differs in 16 of 16 numbers"),
             (keeps_the_owners_apart, "the output is [1, 16] float32, expected [16] float32"),
             (in_double_precision, "the output is [16] float64, expected [16] float32"),
+            (right_and_then_widened, "these values are right, their dtype is not: .to(torch.float32)"),
+            (for_rows_of_16_numbers, "owners mixed, rank 1 has none; 24 numbers in a row"),
             (fused_multiply_add, _BITS),
             (sums_in_double_and_rounds_once, _BITS),
             (by_matrix_product, _BITS),

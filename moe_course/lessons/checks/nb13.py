@@ -10,7 +10,6 @@ import torch
 from moe_course.combine import weigh_and_sum
 from moe_course.lessons.exercise import Case, Exercise, Look
 
-HIDDEN = 16
 #: Of so many routes all orders are tried; more come only after these were right to the bit.
 SMALL = 3
 
@@ -23,19 +22,19 @@ def explain_token(weights: torch.Tensor, owners: torch.Tensor, contributions: to
 def _cases(seed: int) -> list[Case]:
     """Numbers of very different size, so that another order of addition gives other bits."""
     generator = torch.Generator().manual_seed(seed)
-    owners = {
-        "1 route": [0],
-        "2 routes, 2 owners": [1, 0],
-        "3 routes of one owner": [2, 2, 2],
-        "8 routes, owners 0 to 3 in turn": [0, 1, 2, 3, 0, 1, 2, 3],
-        "8 routes, owners mixed, rank 1 has none": [3, 0, 2, 0, 3, 2, 2, 0],
+    kinds = {
+        "1 route": (16, [0]),
+        "2 routes, 2 owners": (16, [1, 0]),
+        "3 routes of one owner": (16, [2, 2, 2]),
+        "8 routes, owners 0 to 3 in turn": (16, [0, 1, 2, 3, 0, 1, 2, 3]),
+        "8 routes, owners mixed, rank 1 has none; 24 numbers in a row": (24, [3, 0, 2, 0, 3, 2, 2, 0]),
     }
     cases = []
-    for title, ranks in owners.items():
+    for title, (hidden, ranks) in kinds.items():
         weights = torch.rand(len(ranks), generator=generator) + 0.05
         weights = 2.5 * weights / weights.sum()
         size = 10.0 ** torch.randint(-2, 3, (len(ranks), 1), generator=generator)
-        contributions = torch.randn(len(ranks), HIDDEN, generator=generator) * size
+        contributions = torch.randn(len(ranks), hidden, generator=generator) * size
         cases.append(Case(title, (weights, torch.tensor(ranks), contributions)))
     return cases
 

@@ -5,7 +5,7 @@ Built in: notebook 00.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,10 +26,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs: a sentence that starts with a verb, and the table; None where there is nothing to draw."""
+    """What differs: a sentence that starts with a verb, and the table; None where there is nothing to draw.
+
+    Attributes:
+        cure: what to do, where the values are right and only their dtype is not; no reason for wrong values fits then.
+    """
 
     what: str
     table: Table | None = None
+    cure: str | None = None
 
 
 def difference(expected: Any, yours: Any, tolerance: float = 0.0) -> Difference | None:
@@ -61,7 +66,7 @@ def _of_lists(expected: list, yours: list, tolerance: float) -> Difference | Non
         return Difference(f"has {len(yours)} parts, expected {len(expected)}")
     for place, (a, b) in enumerate(zip(expected, yours, strict=True)):
         if found := difference(a, b, tolerance):
-            return Difference(f"[{place}] {found.what}", found.table)
+            return replace(found, what=f"[{place}] {found.what}")
     return None
 
 
@@ -73,7 +78,10 @@ def _of_tensors(expected: torch.Tensor, yours: Any, tolerance: float) -> Differe
         return Difference(f"is {theirs}; expected {ours}")
     if yours.dtype != expected.dtype or yours.shape != expected.shape:
         table = _tensor_table(expected, yours, tolerance) if yours.dim() == expected.dim() else None
-        return Difference(f"is {_kind(yours)}, expected {_kind(expected)}", table)
+        what = f"is {_kind(yours)}, expected {_kind(expected)}"
+        if yours.shape == expected.shape and not table.marked:  # two equal halves would explain nothing
+            return Difference(what, cure=f"these values are right, their dtype is not: .to({expected.dtype})")
+        return Difference(what, table)
     wrong = _wrong(expected, yours, tolerance)
     if not wrong.any():
         return None

@@ -93,7 +93,7 @@ def _wrong(exercise: Exercise, case: Case, key: Trial, trial: Trial, where: str)
                 return Verdict("wrong", says, [where, also], look.name)
             if found is not None:
                 says = f"{exercise.number} not right yet: {place} {found.what}"
-                why = _why(exercise, case, look.name, wanted, yours)
+                why = found.cure or _why(exercise, case, look.name, wanted, yours)
                 return Verdict("wrong", says, [where, *([why] if why else [])], look.name, found.table)
     return None
 
