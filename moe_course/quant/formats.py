@@ -112,7 +112,7 @@ def quantize(rows: torch.Tensor, fmt: str, group_size: int = GROUP_SIZE) -> tupl
         ConfigError: unknown format, a group size that does not divide H, rows that are not floating point, or rows
             whose gradient would be lost: rounding has none.
     """
-    no_gradient(f"quantize to {fmt}", rows=rows)
+    no_gradient(f"quantize to {fmt}", "rounding has no gradient; wrap the call in torch.no_grad()", rows=rows)
     form = format_named(fmt)
     if not rows.ndim or not rows.shape[-1]:
         raise ConfigError(f"{fmt}: rows are {list(rows.shape)}, expected [..., H] with H of at least 1")
