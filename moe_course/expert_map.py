@@ -5,6 +5,7 @@ Source: vLLM `expert_map_manager.py : determine_expert_map` and its placement fa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -56,7 +57,7 @@ class Placement:
     def num_local(self, rank: int) -> int:
         return int((self.owner == rank).sum())
 
-    def within(self, ep_ranks: list[int]) -> Placement:
+    def within(self, ep_ranks: Iterable[int]) -> Placement:
         """The catalogue as a smaller group sees it: owners by their place in `ep_ranks`, -1 for experts elsewhere.
 
         Args:
@@ -64,6 +65,7 @@ class Placement:
 
         Raises ConfigError for ranks in another order, or outside the group.
         """
+        ep_ranks = list(ep_ranks)
         if ep_ranks != sorted(set(ep_ranks) & set(range(self.ep_size))):
             raise ConfigError(f"EP ranks {ep_ranks} need to rise, each once, from 0 to {self.ep_size - 1}")
         if ep_ranks == list(range(self.ep_size)):

@@ -160,6 +160,8 @@ def grouped_swiglu(rows: torch.Tensor, counts: torch.Tensor, w13: torch.Tensor, 
 
     Each expert's group is padded so that a row's bits do not depend on its neighbours (`moe_course/rows.py`).
     """
+    if not len(counts):  # a rank without experts
+        return rows.new_zeros(0, w2.shape[1])
     multiple = max(padding_for(w13), padding_for(w2))
     padded = padded_rows(counts, multiple)  # [E_local]
     ends = padded.cumsum(0)
@@ -184,5 +186,6 @@ def grouped_linear(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor)
 def _aligned(matrix: torch.Tensor) -> bool:
     """Do its rows, or its columns, lie number by number and start on 16-byte boundaries, as the kernel asks?"""
     *outer, rows, columns = matrix.stride()
-    across = rows if columns == 1 else columns if rows == 1 else 1
-    return all(stride * matrix.element_size() % 16 == 0 for stride in (*outer, across))
+    across, line = (rows, matrix.shape[-1]) if columns == 1 else (columns, matrix.shape[-2]) if rows == 1 else (0, 1)
+    # expanded lines lie on top of each other
+    return across >= line and all(stride * matrix.element_size() % 16 == 0 for stride in (*outer, across))

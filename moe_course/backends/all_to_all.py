@@ -77,7 +77,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """A row for each route to its owner; an output for each route back."""
-    check_ranks(topk_ids_per_rank, placement)
+    topk_ids_per_rank = check_ranks(topk_ids_per_rank, placement)
     rows = torch.stack([_counts(owners(ids, placement), placement.ep_size) for ids in topk_ids_per_rank])
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0), "contributions")
 

@@ -46,6 +46,6 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """Each row to everybody, and a partial sum from everybody back, whatever the routing."""
-    check_ranks(topk_ids_per_rank, placement)
+    topk_ids_per_rank = check_ranks(topk_ids_per_rank, placement)
     rows = torch.tensor([len(ids) for ids in topk_ids_per_rank]).unsqueeze(1).repeat(1, placement.ep_size)
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0))

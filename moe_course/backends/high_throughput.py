@@ -73,7 +73,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> Traffic:
     """A row for each destination rank; a partial sum for each back."""
-    check_ranks(topk_ids_per_rank, placement)
+    topk_ids_per_rank = check_ranks(topk_ids_per_rank, placement)
     rows = torch.stack([destinations(ids, placement).sum(0).cpu() for ids in topk_ids_per_rank])
     return Traffic(rows.unsqueeze(0), rows.T.unsqueeze(0))
 

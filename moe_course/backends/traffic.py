@@ -6,6 +6,7 @@ ledger is compared with it (`cost/bounds.py`). Built in: notebook 11.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +60,9 @@ def _leaving(rows: torch.Tensor) -> int:
     return int(rows.sum() - rows.diagonal(dim1=1, dim2=2).sum())
 
 
-def check_ranks(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> None:
-    """Raise ConfigError unless there are ids `[T, K]` of every rank of the placement."""
+def check_ranks(topk_ids_per_rank: Iterable[torch.Tensor], placement: Placement) -> list[torch.Tensor]:
+    """The ids of all ranks as a list. Raises ConfigError unless they are `[T, K]`, of every rank of the placement."""
+    topk_ids_per_rank = list(topk_ids_per_rank)
     if len(topk_ids_per_rank) != placement.ep_size:
         raise ConfigError(
             f"topk_ids of {len(topk_ids_per_rank)} ranks for a placement over {placement.ep_size}; give one tensor for "
@@ -68,6 +70,7 @@ def check_ranks(topk_ids_per_rank: list[torch.Tensor], placement: Placement) -> 
         )
     for rank, ids in enumerate(topk_ids_per_rank):
         check_ids(f"rank {rank}: topk_ids", ids)
+    return topk_ids_per_rank
 
 
 def destinations(topk_ids: torch.Tensor, placement: Placement) -> torch.Tensor:

@@ -119,7 +119,7 @@ def slots(topk_ids: torch.Tensor, dispatched: Dispatched, *, comm: Comm, placeme
 
 def traffic(topk_ids_per_rank: list[torch.Tensor], placement: Placement, reduce_in_node: bool = False) -> Traffic:
     """Two hops each way. Home: a partial sum per owner on both, or with `reduce_in_node` one per node on the second."""
-    check_ranks(topk_ids_per_rank, placement)
+    topk_ids_per_rank = check_ranks(topk_ids_per_rank, placement)
     size, via = placement.ep_size, forwarders(placement)
     first, second, home = torch.zeros(3, size, size, dtype=torch.int64)
     for rank, ids in enumerate(topk_ids_per_rank):

@@ -157,6 +157,7 @@ def test_a_column_knows_its_hosts():
     assert placement.nodes == [[0, 1], [2, 3]]
     assert BACKENDS["two_hop"].forwarders(placement).tolist() == [[0, 0, 2, 2], [1, 1, 3, 3]] * 2
     assert make_placement(4, 8).within([1, 3]).nodes == [[0, 1]]
+    assert make_placement(4, 8).within((1, 2)).owner.equal(make_placement(4, 8).within(range(1, 3)).owner)
 
 
 # -- fewer bytes -----------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ REFUSED = {
     "an unsigned map": (lambda: to_local(IDS, torch.arange(10).to(torch.uint8), 10), "expert_map is .* torch.uint8"),
     "a map of two lines": (lambda: to_local(IDS, torch.arange(10).view(2, 5), 10), r"expert_map is \[2, 5\]"),
     "a group in another order": (lambda: make_placement(4, 8).within([3, 1]), r"EP ranks \[3, 1\] need to rise"),
+    "a group given twice": (lambda: PLACEMENT.within((0, 0)), r"EP ranks \[0, 0\] need to rise"),
     "a group of strangers": (lambda: PLACEMENT.within([5]), r"EP ranks \[5\] need to rise, each once, from 0 to 1"),
     "one number to round": (lambda: quant.quantize(torch.tensor(1.0), "fp8_token"), r"fp8_token: rows are \[\]"),
     "empty rows to round": (lambda: quant.quantize(torch.zeros(2, 0), "int8_token"), r"rows are \[2, 0\]"),
@@ -218,6 +219,8 @@ def test_traffic_is_worked_out_from_the_ids_of_every_rank(name):
     for ranks in (1, 3):
         with pytest.raises(ConfigError, match=f"topk_ids of {ranks} ranks for a placement over 2; give one tensor"):
             BACKENDS[name].traffic([IDS] * ranks, PLACEMENT)
+    given, lazy = (BACKENDS[name].traffic(ids, PLACEMENT) for ids in ([IDS, IDS[:1]], iter([IDS, IDS[:1]])))
+    assert torch.equal(lazy.dispatch, given.dispatch) and torch.equal(lazy.combine, given.combine)
     for ids in (IDS[0], IDS.to(torch.uint8)):
         with pytest.raises(ConfigError, match="rank 1: topk_ids are"):
             BACKENDS[name].traffic([IDS, ids], PLACEMENT)
@@ -249,6 +252,8 @@ STRIDES = {
     "stored [E, in, out]": turned,
     "every second number": lambda w: torch.stack([w, -w], dim=-1)[..., 0],
     "a number between experts": apart,
+    "expanded": lambda w: w[..., :1, :].expand_as(w),
+    "one matrix for all": lambda w: w[:1].expand_as(w),
 }
 
 
@@ -260,7 +265,8 @@ def test_any_strides_of_the_weights(name, inter, dtype):
     weights = make_weights(make_config(6, 3, 64, inter), dtype)
     placement, batch = make_placement(1, 6), make_batch([7], weights.config, dtype, seed=3)
     strided = {"w13": STRIDES[name](weights.w13), "w2": STRIDES[name](weights.w2)}
-    assert not strided["w13"].is_contiguous() and torch.equal(strided["w2"], weights.w2)
+    assert not strided["w13"].is_contiguous()
+    weights = replace(weights, **{which: matrix.clone() for which, matrix in strided.items()})
 
     def fn(comm):
         layer = make_layer(weights, placement, comm, backend("no_dp_ep"), shared=False, **strided)
@@ -280,11 +286,24 @@ def test_the_kernel_and_what_stands_in_for_it_are_one_function(width, strides, d
     weight = torch.randn(3, 40, width, generator=generator).to(dtype)
     rows = torch.randn(96, width, generator=generator).to(dtype)
     ends = torch.tensor([32, 32, 96])
-    expected = torch.cat([F.linear(rows[:32], weight[0]), F.linear(rows[32:], weight[2])])
     laid = STRIDES.get(strides, lambda w: w)(weight)
     verdict = row_invariance([(width, 40)], dtype, rows.device)
-    for given in (rows, wide(rows, 1), rows.T.contiguous().T):
+    for given in (rows, wide(rows, 1), rows.T.contiguous().T, rows[:1].expand_as(rows), rows[:, :1].expand_as(rows)):
+        plain, matrices = given.clone(), laid.clone()
+        expected = torch.cat([F.linear(plain[:32], matrices[0]), F.linear(plain[32:], matrices[2])])
         assert not differences([grouped_linear(given, laid, ends)], [expected], verdict)
+
+
+def test_a_rank_without_experts_computes_nothing():
+    """Rows of others may come by; no layout ends in an index error."""
+    none, nowhere = {"w13": WEIGHTS.w13[:0], "w2": WEIGHTS.w2[:0]}, torch.full((10,), -1, dtype=torch.int32)
+    sent = Dispatched(ROWS, None, IDS, ROUTING, None, "rows", None)
+    routes = replace(sent, topk_ids=IDS[:, :1], topk_weights=None, layout="routes")
+    for came in (sent, routes):
+        output = local_experts(came, **none, expert_map=nowhere)
+        assert output.shape == (3, 64) and not output.any()
+    counts = torch.zeros(0, dtype=torch.int32)
+    assert padded(hidden_states=torch.zeros(0, 4, 64), expert_num_tokens=counts, **none).shape == (0, 4, 64)
 
 
 def test_a_batch_of_the_layer_by_its_rows():
