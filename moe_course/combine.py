@@ -54,10 +54,13 @@ def sum_of_owners(partials: Sequence[torch.Tensor], rows: torch.Tensor, num_rows
     widths = {part.shape[1:] for part in partials}
     if len(widths) != 1 or rows.ndim != 1 or sum(map(len, partials)) != len(rows):
         raise ConfigError(f"partial sums are {came}, rows {list(rows.shape)}; expected [n, H] each, and a row for each")
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
-        raise ConfigError(f"rows reach from {int(rows.min())} to {int(rows.max())}, expected 0 … {num_rows - 1}")
+    try:
+        counts = torch.bincount(rows, minlength=num_rows)  # looks for rows below 0 by itself; on a GPU each look waits
+    except RuntimeError as error:
+        raise ConfigError(f"rows cannot be counted: {error}; expected int64, 0 … {num_rows - 1}") from None
+    if len(counts) > num_rows:
+        raise ConfigError(f"rows reach to {len(counts) - 1}, expected 0 … {num_rows - 1}")
     order = rows.argsort(stable=True)
-    counts = torch.bincount(rows, minlength=num_rows)
     place = torch.empty_like(order)  # which of its row's partial sums is it?
     place[order] = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
     most = int(counts.max()) if num_rows else 0

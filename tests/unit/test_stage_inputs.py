@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from backend_cases import FIXED, backend
 from layer_cases import Batch, differences, make_batch, make_config, make_layer, make_weights, oracle
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_course import quant
 from moe_course.backends import BACKENDS
@@ -86,8 +87,16 @@ REFUSED = {
     "partial sums left over": (lambda: sum_of_owners([ROWS], FIRST[:2], 3), r"sums are \[\[3, 64\]\], rows \[2\]"),
     "fewer partial sums": (lambda: sum_of_owners([ROWS[:1], ROWS[:1]], FIRST, 3), r"are \[\[1, 64\], .*, rows \[3\]"),
     "no partial sums": (lambda: sum_of_owners([], FIRST[:0], 3), r"partial sums are \[\]"),
-    "sums of a row beyond": (lambda: sum_of_owners([ROWS], FIRST, 2), "rows reach from 0 to 2, expected 0 … 1"),
-    "sums of a row below": (lambda: sum_of_owners([ROWS], FIRST - 1, 3), "rows reach from -1 to 1"),
+    "sums of a row beyond": (lambda: sum_of_owners([ROWS], FIRST, 2), "rows reach to 2, expected 0 … 1"),
+    "sums of a row below": (
+        lambda: sum_of_owners([ROWS], FIRST - 1, 3),
+        "rows cannot be counted: .*non-negative.*; expected int64, 0 … 2",
+    ),
+    "sums of half a row": (
+        lambda: sum_of_owners([ROWS], FIRST + 0.5, 3),
+        "rows cannot be counted: .*; expected int64, 0 … 2",
+    ),
+    "rows in columns": (lambda: sum_of_owners([ROWS], FIRST[:, None], 3), r"rows \[3, 1\]"),
     "one contribution broadcast": (lambda: sum_contributions([ROWS, ROWS[:1]]), "all of one shape and dtype"),
     "contributions of two dtypes": (lambda: sum_contributions([ROWS, ROWS.double()]), "all of one shape and dtype"),
     "no contributions": (lambda: sum_contributions([]), "contributions are none"),
@@ -224,6 +233,23 @@ def test_traffic_is_worked_out_from_the_ids_of_every_rank(name):
     for ids in (IDS[0], IDS.to(torch.uint8)):
         with pytest.raises(ConfigError, match="rank 1: topk_ids are"):
             BACKENDS[name].traffic([IDS, ids], PLACEMENT)
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often a number is read out of a tensor. On a GPU each time waits for all that was asked before."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_adding_up_the_owners_looks_at_one_number():
+    """At how many partial sums a row has at most. That all rows are in place is known without another look."""
+    with Looks() as looks:
+        sum_of_owners([ROWS, ROWS], torch.cat([FIRST, FIRST]), 3)
+    assert looks.seen == 1
 
 
 # -- strides ---------------------------------------------------------------------------------------------------------
