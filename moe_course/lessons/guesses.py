@@ -9,14 +9,14 @@ def report(guess: object, answer: object) -> None:
     Numbers are compared as numbers and told how far they are off; everything else has to be equal.
     """
     if guess is None:
-        print(f"no guess yet; measured: {answer}. Set `guess` above and run this notebook again.")
+        print(f"no guess yet; measured: {answer}. Set `guess` above, run that cell and this one again.")
     elif guess == answer:
         print(f"your guess {guess} is right")
     elif _number(guess) and _number(answer):
         far = f"{abs(guess - answer):g} too {'many' if guess > answer else 'few'}"
-        print(f"your guess {guess} is {far}; measured: {answer}. What did you count differently?")
+        print(f"your guess {guess} is {far}; measured: {answer}. What had you not thought of?")
     else:
-        print(f"your guess {guess} is not it; measured: {answer}. What did you count differently?")
+        print(f"your guess {guess} is not it; measured: {answer}. What had you not thought of?")
 
 
 def _number(value: object) -> bool:
