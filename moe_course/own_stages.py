@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import linecache
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -125,10 +126,13 @@ def _fails(error: BaseException, path: Path) -> ConfigError:
 
 
 def said(error: BaseException) -> str:
-    """An error in one phrase; leaving the program by `sys.exit` counts as one."""
+    """An error in one phrase; leaving the program by `sys.exit` counts as one. Without words, its line speaks."""
     if isinstance(error, SystemExit):
         return f"SystemExit: it ends the program (sys.exit({error.code!r}))"
-    return f"{type(error).__name__}: {error}".strip()
+    if words := str(error).strip():
+        return f"{type(error).__name__}: {words}"
+    raised = traceback.extract_tb(error.__traceback__)
+    return type(error).__name__ + (f" (`{raised[-1].line}`)" if raised and raised[-1].line else "")
 
 
 def line_in(error: BaseException, path: Path) -> int | None:

@@ -130,6 +130,26 @@ def test_a_wrong_stage_is_named_with_its_file(tmp_path, which):
     assert message.endswith("repair it, or move the file away to run the package's")
 
 
+ODD_ROUTING = {
+    "two swapped": ("ids.int()", "ids.int()\n\n\ninner = route\n\n\ndef route(*given):\n    return inner(*given)[::-1]",
+                    "topk_ids are torch.float32"),
+    "lists": ("ids.int()", "ids.tolist()", "it returned a tuple, expected topk_weights and topk_ids"),
+    "one tensor": (", ids.int()", "", r"it returned \[\d, 2\] float32, expected topk_weights and topk_ids"),
+    "rows lost": ("ids.int()", "ids[1:].int()", r"topk_ids \[\d, 2\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ODD_ROUTING)
+def test_what_no_dispatch_could_take_is_named_where_nothing_is_compared(tmp_path, which):
+    """Without --check the known pass is the only one that is compared, and no router runs in it."""
+    old, new, says = ODD_ROUTING[which]
+    assert old in ROUTED
+    with pytest.raises(
+        VerificationFailed, match=rf"your route \(.*route\.py\) gave what .* in layer 4: .*{says}.*repair"
+    ):
+        run(tmp_path / "my", {"route": ROUTED.replace(old, new)}, steps=(1,), real_passes=False)
+
+
 def test_rows_in_shared_memory_are_compared_with_what_lay_there_before(tmp_path):
     """Both dispatches write to one window; the package's rows must not turn into yours."""
     text = "from moe_course.backends.one_sided import dispatch as theirs\n\n\ndef dispatch(rows, *args, **keywords):\n"
@@ -151,6 +171,9 @@ def test_an_error_keeps_the_line_and_one_of_the_package_its_kind(tmp_path):
     broken = GATHERED.replace("    weights, ids = gathered.metadata\n", "    raise ValueError('no idea')\n")
     with pytest.raises(StageFailed, match=r"your dispatch \(.*dispatch\.py, line 7\) raised ValueError: no idea; rep"):
         run(tmp_path / "a", {"dispatch": broken})
+    mute = GATHERED.replace("    weights, ids = gathered.metadata\n", "    assert len(topk_ids) > 99\n")
+    with pytest.raises(StageFailed, match=r", line 7\) raised AssertionError \(`assert len\(topk_ids\) > 99`\); repair"):
+        run(tmp_path / "mute", {"dispatch": mute})
     odd = GATHERED.replace("    gathered =", "    if comm.rank:\n        comm.barrier()\n    gathered =", 1)
     with pytest.raises(ExchangeMismatch) as caught:
         run(tmp_path / "b", {"dispatch": odd})
