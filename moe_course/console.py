@@ -78,8 +78,7 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
         )
     if result["static_shapes"]:
         console.print(
-            f"static   experts compiled once, for {result['max_num_batched_tokens']} rows of each rank: sums in another"
-            " order, up to 1e-5 from other backends"
+            f"static   experts compiled once, for {result['max_num_batched_tokens']} rows of each rank: {_near(result)}"
         )
     if result["stages"]:
         yours = ", ".join(f"{name} ({file})" for name, file in result["stages"].items())
@@ -87,8 +86,18 @@ def print_result(result: dict, console: Console | None = None, timings: bool = F
     if result["combine_dtype"] != "auto":
         console.print(f"sums     what comes home is rounded to {result['combine_dtype']} (--combine-dtype)")
     if result["reduce_in_node"]:
-        console.print("sums     added in each node before they leave it: another order, up to 1e-5 from other backends")
+        console.print(f"sums     added in each node before they leave it: {_near(result)}")
     console.print(_verdict_line(result))
+
+
+def _near(result: dict) -> str:
+    """How near sums in another order come to those of other backends."""
+    import torch
+
+    from moe_course.rows import TOLERANCE
+
+    near = TOLERANCE[getattr(torch, result["dtype"])]
+    return f"sums in another order, up to {near:g} from other backends ({result['dtype']}, sums of size 1)"
 
 
 def _rank_table(result: dict) -> Table:

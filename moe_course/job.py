@@ -81,12 +81,16 @@ def prepare(options: RunOptions) -> Job:
 def _with_hosts(options: RunOptions) -> ParallelConfig:
     """The parallel flags; on several hosts with torchrun's number of ranks on each, where nobody said otherwise."""
     parallel = options.parallel()
-    here, world = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    names = ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE")  # the last one: how many hosts, from torchrun only
+    here, world, hosts = (int(os.environ.get(name, "1")) for name in names)
     known = KNOWN_BACKENDS.get(current_name(parallel.all2all_backend))
-    minds = known is not None and (known.shape == "two_hop" or known.across_nodes)  # the way, or what is said of it
-    if parallel.ranks_per_node or here == world or not minds:
+    if parallel.ranks_per_node or here == world or known is None:
         return parallel
-    return replace(parallel, ranks_per_node=here)
+    # Of two_hop it is the way of the rows, and all ranks must know it. Of others it is what a note says: where hosts
+    # have different numbers of ranks no rank knows all of them, and the run goes without the note.
+    if known.shape == "two_hop" or (known.across_nodes and here * hosts == world):
+        return replace(parallel, ranks_per_node=here)
+    return parallel
 
 
 def statement(options: RunOptions, job: Job | None, error: Exception | None) -> dict[str, Any]:

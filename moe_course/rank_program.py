@@ -40,7 +40,7 @@ def run_rank(
     except ReturnEarly as early:
         guard.leave("returned", str(early))
     except MoECourseError as error:
-        message, graph = str(error), getattr(error, "__notes__", [])
+        message, graph = str(error).removeprefix(f"rank {rank}: "), getattr(error, "__notes__", [])
         emit("error", kind=type(error).__name__, message=message[:1500], exit_code=error.exit_code, graph=graph[:64])
         guard.leave("failed", message)
         print(f"error: rank {rank}: {message}", *graph, sep="\n  ", file=sys.stderr, flush=True)

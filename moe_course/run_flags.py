@@ -62,7 +62,7 @@ TransportFlag = Annotated[
     ),
 ]
 RanksPerNodeFlag = Annotated[
-    str | None, typer.Option(help="Ranks that share a host, for two_hop: 2, or one number a host: 1,3.")
+    str | None, typer.Option(help="Ranks that share a host: 2, or one number a host: 1,3. Decides the way of two_hop.")
 ]
 MaxTokensFlag = Annotated[
     int,
@@ -82,7 +82,8 @@ StaticShapesFlag = Annotated[
     typer.Option(
         "--static-shapes",
         help="deepep_low_latency, nixl_ep: experts compiled once for fixed shapes, as graph capture needs them. Every "
-        "step pays for all T_max slots, so lower --max-num-batched-tokens with it. Within 1e-5, not to the bit.",
+        "step pays for all T_max slots, so lower --max-num-batched-tokens with it. Within 1e-5 in float32, not to the "
+        "bit.",
     ),
 ]
 ReduceInNodeFlag = Annotated[

@@ -137,8 +137,8 @@ class KnownBackend:
 
 
 _FORWARDS = (
-    "a row goes once to each other node, which hands it on, and one sum for each node comes home; here that is two_hop "
-    "with --reduce-in-node"
+    "a row goes once to each other node (DeepEP takes 8 ranks for one), which hands it on, and one sum for each node "
+    "comes home; here that is two_hop with --reduce-in-node"
 )
 #: The reader of the variable says 0, its annotation says True (vllm-project/vllm#54281).
 _IF_HYBRID = (
@@ -205,7 +205,7 @@ KNOWN_BACKENDS = {
     ),
     "two_hop": KnownBackend(
         "two_hop", source="deep_ep/buffer.py : Buffer.internode_dispatch", receives="rows with an expert here",
-        instead="it is what deepep_high_throughput does across nodes", **_OURS,
+        instead="with --reduce-in-node it is what deepep_high_throughput does across nodes", **_OURS,
     ),
 }  # fmt: skip
 

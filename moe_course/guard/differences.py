@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from moe_course.dispatch import Dispatched
+from moe_course.dispatch import Dispatched, check_routing
+from moe_course.errors import ConfigError
 from moe_course.rows import TOLERANCE
 
 
@@ -37,7 +38,7 @@ def of_tensors(name: str, wanted: Any, found: Any, tolerance: float = 0.0) -> st
 
 def of_routing(wanted: tuple, found: Any) -> str | None:
     """Of `(topk_weights, topk_ids)`; the order of a row's choices is free."""
-    if not (isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(t, torch.Tensor) for t in found)):
+    if not _two_tensors(found):
         return f"it returned {_shown(found)}, expected topk_weights and topk_ids"
     for name, a, b in zip(("topk_weights", "topk_ids"), wanted, found, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -47,6 +48,21 @@ def of_routing(wanted: tuple, found: Any) -> str | None:
     return of_tensors("topk_ids (each row sorted)", ids[0].values, ids[1].values) or of_tensors(
         "topk_weights (in the order of their ids)", *weights, tolerance=TOLERANCE[torch.float32]
     )
+
+
+def of_routing_form(rows: torch.Tensor, found: Any) -> str | None:
+    """What no dispatch could take, whatever the package's router says; for passes in which nothing is compared."""
+    if not _two_tensors(found):
+        return f"it returned {_shown(found)}, expected topk_weights and topk_ids"
+    try:
+        check_routing(rows, *found, rank=0)
+    except ConfigError as error:
+        return str(error).removeprefix("rank 0: ")
+    return None
+
+
+def _two_tensors(found: Any) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(t, torch.Tensor) for t in found)
 
 
 def of_dispatched(wanted: Dispatched, found: Any, handle: bool) -> str | None:

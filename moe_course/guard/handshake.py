@@ -21,6 +21,9 @@ from typing import Any
 from moe_course import errors
 from moe_course.errors import ExchangeTimeout, MoECourseError, PlanMismatch
 
+#: What to do about a field that differs; of all others: start the ranks alike.
+_CURES = {"plan.nodes": "hosts have different numbers of ranks: say how many with --ranks-per-node, as in 2,2,1"}
+
 #: Fields in which ranks may differ, and why. All others must agree.
 MAY_DIFFER = {
     "host": "ranks may live on several machines",
@@ -105,7 +108,8 @@ def mismatch(statements: list[dict]) -> str | None:
     if more:
         shown = ", ".join(more[:4]) + (f" and {len(more) - 4} more" if len(more) > 4 else "")
         text += f" (so do {shown})"
-    return f"{text}; start all ranks with the same flags, files and versions"
+    cure = _CURES.get(field, "start all ranks with the same flags, files and versions")
+    return f"{text}; {cure}"
 
 
 def _readable(value: str) -> str:

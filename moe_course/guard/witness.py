@@ -32,7 +32,7 @@ from moe_course.errors import (
 )
 from moe_course.expert_map import determine_expert_map
 from moe_course.guard.blame import EXCHANGING, again
-from moe_course.guard.differences import of_dispatched, of_outputs, of_routing, of_tensors
+from moe_course.guard.differences import of_dispatched, of_outputs, of_routing, of_routing_form, of_tensors
 from moe_course.guard.standstill import Standstill
 from moe_course.own_stages import OwnStages, line_in, said
 from moe_course.router import route
@@ -92,6 +92,8 @@ class Witness:
         if self._comparing():
             found = found or of_routing(route(*given), mine)
             self._settle("route", found)
+        elif found := of_routing_form(hidden_states, mine):
+            self._raise("route", f"gave what cannot be dispatched, in layer {self.comm.layer}: {found}", self.comm.rank)
         return mine
 
     def _expert_map(self, ep_size, ep_rank, num_experts, strategy):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from moe_course.backends import BACKENDS
 from moe_course.backends.traffic import RowBytes
 from moe_course.combine import sum_contributions
 from moe_course.config import MoEConfig
+from moe_course.console import print_result
 from moe_course.expert_map import make_placement
 from moe_course.options import TINY
 from moe_course.prompts import DEFAULT_PROMPTS
+from moe_course.rows import TOLERANCE
 from moe_course.trace import Trace
 
 PROMPTS = ["def add(a, b):\n    return", "", "Größe → 漢字 🙂", "x" * 200 + "\n", "import os\n"]
@@ -167,3 +171,12 @@ def test_help_teaches():
 
     shown = subprocess.run([sys.executable, "-m", "moe_course", "run", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 and "torchrun" in shown.stdout and "Exit codes" in shown.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("flag", "line"), [("static_shapes", "static "), ("reduce_in_node", "sums ")])
+def test_sums_in_another_order_are_as_near_as_the_dtype_allows(told, flag, line, dtype):
+    console = Console(file=io.StringIO(), width=400)
+    print_result(told[1] | {flag: True, "dtype": dtype}, console)
+    (said,) = [text for text in console.file.getvalue().splitlines() if text.startswith(line)]
+    assert f"up to {TOLERANCE[getattr(torch, dtype)]:g} from other backends ({dtype}, sums of size 1)" in said

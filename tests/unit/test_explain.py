@@ -238,12 +238,13 @@ def test_how_many_rows_a_token_sends(backend, ranks, says):
         (
             {"all2all_backend": "two_hop"},
             6144,
-            "vLLM has no name for two_hop: it is what deepep_high_throughput does across nodes.",
+            "vLLM has no name for two_hop: with --reduce-in-node it is what deepep_high_throughput does across nodes.",
         ),
         (
             {"all2all_backend": "mori_low_latency"},
             6144,
-            "Across nodes a row goes once to each other node, which hands it on, and one sum for each node comes home",
+            "Across nodes a row goes once to each other node (DeepEP takes 8 ranks for one), which hands it on, and "
+            "one sum for each node comes home",
         ),
         ({"all2all_backend": "deepep_v2"}, 6144, "only with VLLM_DEEPEP_V2_ALLOW_HYBRID_MODE=1"),
         ({"all2all_backend": "all_to_all"}, 6144, "it is what plain all-to-all code does. The source applies"),

@@ -87,6 +87,14 @@ def test_the_rank_that_stands_alone_is_named():
     assert text.startswith("a differs: rank 0 has 1, ranks 1, 2 have 2 (so do b)")
     assert mismatch([{"a": 1}, {"a": 2}]).startswith("a differs: rank 1 has 2, rank 0 has 1")
     assert mismatch([{"a": 1}, {}]).startswith("a differs: rank 1 has no value, rank 0 has 1")
+    assert mismatch([{"a": 1}, {}]).endswith("; start all ranks with the same flags, files and versions")
+
+
+def test_hosts_of_several_sizes_are_told_what_helps():
+    text = mismatch([{"plan.nodes": [2, 1]}, {"plan.nodes": [2, 1]}, {"plan.nodes": [1, 1, 1]}])
+    assert text.startswith("plan.nodes differs: rank 2 has [1, 1, 1], ") and text.endswith(
+        "--ranks-per-node, as in 2,2,1"
+    )
 
 
 def test_a_rank_that_cannot_go_on_ends_all_with_its_error():

@@ -164,7 +164,8 @@ def summary_of(**flags) -> dict[str, list[str]]:
          "256 experts on 6 ranks: fine here; upstream needs E % R = 0 here, as deepep_high_throughput finds an "
          "expert's rank by division"),
         ({"data_parallel_size": 2, "all2all_backend": "two_hop"}, "note",
-         "two_hop is a name of this package, not in vLLM: it is what deepep_high_throughput does across nodes"),
+         "two_hop is a name of this package, not in vLLM: with --reduce-in-node it is what "
+         "deepep_high_throughput does across nodes"),
         ({"data_parallel_size": 4, "all2all_backend": "deepep_low_latency"}, "memory",
          "1.50 GiB of buffers per rank, whatever the router says, for 256 tokens an engine"),
         ({"data_parallel_size": 4, "all2all_backend": "deepep_high_throughput"}, "memory",
@@ -211,9 +212,22 @@ def test_a_run_on_several_hosts_knows_that_they_are_nodes(monkeypatch, name):
     """torchrun says how many ranks are on each, so a run says what `plan --ranks-per-node` says."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     made = prepare(RunOptions(prompts=("x",), world_size=4, all2all_backend=name, device="cpu")).plan
     assert len(made.placement.nodes) == (1 if name == "allgather_reducescatter" else 2)
     assert [note for note in made.notes if note.startswith("across nodes")] == across_nodes([name])
+
+
+@pytest.mark.parametrize("name", ["deepep_high_throughput", "mori_low_latency", "allgather_reducescatter"])
+def test_hosts_of_several_sizes_have_one_plan(monkeypatch, name):
+    """What a rank sees of its own host is not the whole: a sentence less, and not a run less."""
+    plans = []
+    for here in (2, 1):  # hosts of 2, 2 and 1 ranks
+        for variable, value in (("WORLD_SIZE", 5), ("LOCAL_WORLD_SIZE", here), ("GROUP_WORLD_SIZE", 3)):
+            monkeypatch.setenv(variable, str(value))
+        options = RunOptions(prompts=("x",), world_size=5, all2all_backend=name, device="cpu")
+        plans.append(prepare(options).plan.as_dict())
+    assert plans[0] == plans[1]
 
 
 def test_the_summary_has_no_line_without_need():
