@@ -9,6 +9,7 @@ Built in: notebook 01.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,17 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}, needs to be a whole number of at least 1")
+            _whole(name, getattr(self, name), 1)
         if self.num_experts_per_tok > self.n_routed_experts:
             raise ConfigError(
                 f"num_experts_per_tok {self.num_experts_per_tok} exceeds n_routed_experts {self.n_routed_experts}"
             )
-        for name in ("n_group", "topk_group", "n_shared_experts", "vocab_size", "max_position_embeddings"):
-            if not isinstance(value := getattr(self, name), int) or value < 0:
-                raise ConfigError(f"{name} is {value!r}, needs to be a whole number")
+        for name in ("n_group", "topk_group", "n_shared_experts", "intermediate_size", "vocab_size"):
+            _whole(name, getattr(self, name))
+        for name, least in (("max_position_embeddings", 0), ("bos_token_id", -1), ("eos_token_id", -1)):
+            _whole(name, getattr(self, name), least)
+        if not isinstance(self.norm_topk_prob, bool):
+            raise ConfigError(f"norm_topk_prob is {self.norm_topk_prob!r}, needs to be true or false")
         if self.n_group < 1 or self.n_routed_experts % self.n_group:
             raise ConfigError(f"n_group {self.n_group} does not divide n_routed_experts {self.n_routed_experts}")
         if not 1 <= self.topk_group <= self.n_group:
@@ -103,10 +106,8 @@ class MoEConfig:
         """
         raw = with_defaults(source if isinstance(source, dict) else _read(Path(source)))
         layers = require(raw, "num_hidden_layers")
-        if not isinstance(layers, int) or layers < 1:
-            raise ConfigError(f"num_hidden_layers is {layers!r}, needs to be a whole number of at least 1")
+        _whole("num_hidden_layers", layers, 1)
         scoring_func, bias = _routing(raw)
-        quantization = raw.get("quantization_config")
         return cls(
             hidden_size=require(raw, "hidden_size"),
             moe_intermediate_size=require(raw, "moe_intermediate_size"),
@@ -125,8 +126,8 @@ class MoEConfig:
             max_position_embeddings=_optional(raw, "max_position_embeddings", 0),
             hidden_act=_optional(raw, "hidden_act", "silu"),
             model_type=require(raw, "model_type"),
-            architecture=(raw.get("architectures") or ["unknown"])[0],
-            quantization=quantization.get("quant_method", "unnamed") if quantization else None,
+            architecture=_architecture(raw.get("architectures", [])),
+            quantization=_quantization(raw.get("quantization_config", {})),
             bos_token_id=_first(_optional(raw, "bos_token_id", 0)),
             eos_token_id=_first(_optional(raw, "eos_token_id", 0)),
         )
@@ -155,15 +156,32 @@ def _optional(raw: dict[str, Any], name: str, default: Any) -> Any:
     return default if raw.get(name) is None else raw[name]
 
 
+def _whole(name: str, value: Any, least: int = 0) -> None:
+    if type(value) is not int or value < least:  # True is an int, and no number here
+        raise ConfigError(f"{name} is {value!r}, needs to be a whole number of at least {least}")
+
+
 def _number(raw: dict[str, Any], name: str) -> float:
     value = raw[name]
-    if not isinstance(value, int | float):
+    if type(value) not in (int, float) or not math.isfinite(value):
         raise ConfigError(f"{name} is {value!r}, needs to be a number")
     return float(value)
 
 
 def _first(value: int | list[int]) -> int:
-    return value[0] if isinstance(value, list) else value
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _architecture(names: Any) -> str:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"architectures is {names!r}, needs to be a list of names")
+    return names[0] if names else "unknown"
+
+
+def _quantization(found: Any) -> str | None:
+    if not isinstance(found, dict) or not isinstance(found.get("quant_method", ""), str):
+        raise ConfigError(f"quantization_config is {found!r}, needs to be an object with a quant_method")
+    return found.get("quant_method", "unnamed") if found else None
 
 
 def _routing(raw: dict[str, Any]) -> tuple[str, bool]:
@@ -173,20 +191,21 @@ def _routing(raw: dict[str, Any]) -> tuple[str, bool]:
     if method is not None:
         _known("topk_method", method, TOPK_METHODS)
     bias = method == "noaux_tc" if method is not None else model_type in SIGMOID_FAMILIES
-    return scoring_func or "sigmoid", bias
+    return "sigmoid" if scoring_func is None else scoring_func, bias
 
 
 def _layer_types(raw: dict[str, Any], layers: int) -> tuple[str, ...]:
     """`mlp_layer_types` wins over `first_k_dense_replace` / `moe_layer_freq` (a plain modulus of the layer index)."""
     explicit = raw.get("mlp_layer_types")
     if explicit is not None:
+        if not isinstance(explicit, list | tuple):
+            raise ConfigError(f"mlp_layer_types is {explicit!r}, needs to be a list with a kind for each layer")
         if len(explicit) != layers:
             raise ConfigError(f"mlp_layer_types has {len(explicit)} entries, num_hidden_layers is {layers}")
         return tuple(explicit)
     first_dense, every = raw["first_k_dense_replace"], _optional(raw, "moe_layer_freq", 1)
-    for name, value, least in (("first_k_dense_replace", first_dense, 0), ("moe_layer_freq", every, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} is {value!r}, needs to be a whole number of at least {least}")
+    _whole("first_k_dense_replace", first_dense)
+    _whole("moe_layer_freq", every, 1)
     return tuple("sparse" if i >= first_dense and i % every == 0 else "dense" for i in range(layers))
 
 

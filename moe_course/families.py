@@ -43,9 +43,14 @@ def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     """A parsed config.json with its family's defaults in the place of absent keys, and without nulls.
 
     Raises ConfigError for a routing key that is null (transformers refuses it, or computes with None), and for one that
-    is absent from a `model_type` whose defaults are not known.
+    is absent from a `model_type` whose defaults are not known; and where the model is a part of a larger one.
     """
+    for part in ("text_config", "language_config"):
+        if isinstance(raw.get(part), dict) and "num_hidden_layers" not in raw:
+            raise ConfigError(f"the language model is in {part} here; write that part into a config.json of its own")
     family = require(raw, "model_type")
+    if not isinstance(family, str):
+        raise ConfigError(f"model_type is {family!r}, needs to be text")
     # mlp_layer_types says all that first_k_dense_replace would
     needed = [key for key in ROUTING_KEYS if key != "first_k_dense_replace" or raw.get("mlp_layer_types") is None]
     null = [key for key in needed if key in raw and raw[key] is None]

@@ -117,6 +117,9 @@ def test_absent_keys_stand_for_what_transformers_takes(family):
             if name in ("bos_token_id", "eos_token_id") and value is None:
                 value = 0  # a family without one
             assert getattr(ours, name) == value, (left_out, name)
+    for key in FAMILY_DEFAULTS[family].keys() - set(ROUTING_KEYS):  # null, where it changes no route, is absent
+        silent = {name: value for name, value in full.items() if name != key}
+        assert MoEConfig.from_json(full | {key: None}) == MoEConfig.from_json(silent), key
     for key in ROUTING_KEYS:
         with pytest.raises(ConfigError, match=f"null for {key}; write the value down"):
             MoEConfig.from_json(full | {key: None})
@@ -183,6 +186,13 @@ def test_number_of_experts_has_three_names(name):
         ({"moe_layer_freq": 0}, "moe_layer_freq is 0"),
         ({"moe_layer_freq": [0, 1, 1]}, r"moe_layer_freq is \[0, 1, 1\], needs to be a whole number"),
         ({"first_k_dense_replace": "3"}, "first_k_dense_replace is '3', needs to be a whole number"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1, needs to be a whole number of at least 0"),
+        ({"first_k_dense_replace": True}, "first_k_dense_replace is True, needs to be a whole number"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob is 'false', needs to be true or false"),
+        ({"norm_topk_prob": 0}, "norm_topk_prob is 0, needs to be true or false"),
+        ({"routed_scaling_factor": True}, "routed_scaling_factor is True, needs to be a number"),
+        ({"model_type": ["deepseek_v3"]}, r"model_type is \['deepseek_v3'\], needs to be text"),
+        ({"eos_token_id": []}, r"eos_token_id is \[\], needs to be a whole number"),
         ({"num_experts_per_tok": 17}, "17 exceeds n_routed_experts 16"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
         ({"hidden_size": -1}, "hidden_size is -1"),
@@ -196,6 +206,33 @@ def test_number_of_experts_has_three_names(name):
 def test_unknown_contradicting_and_missing_values_are_errors(changes, words):
     with pytest.raises(ConfigError, match=words):
         read(**changes)
+
+
+OTHERS = ("scoring_func", "topk_method", "moe_layer_freq", "mlp_layer_types", "hidden_act", "architectures")
+
+
+@pytest.mark.parametrize("odd", [True, "3", "", 1.5, float("nan"), -1, [1], [], {}, {"a": 1}], ids=repr)
+def test_every_key_with_a_value_of_every_kind(odd):
+    """Refused by its name, or each field is of its type: True is no number, and text is not true."""
+    for name in (*BASE, *FAMILY_DEFAULTS["deepseek_v3"], *OTHERS, "quantization_config"):
+        try:
+            config = read(**{name: odd})
+        except ConfigError as refusal:
+            assert name in str(refusal)
+            continue
+        for field in fields(config):
+            kind = type(getattr(config, field.name)).__name__.removesuffix("Type")
+            assert kind in field.type, (name, field.name)
+
+
+@pytest.mark.parametrize("part", ["text_config", "language_config"])
+def test_a_model_inside_a_larger_one_is_named(part):
+    """Kimi K2.5 and other models that see: what is asked for stands in the file, one level down."""
+    inner = {key: value for key, value in BASE.items() if key != "model_type"} | WRITTEN
+    for kind in ("kimi_k25", "deepseek_v3"):
+        with pytest.raises(ConfigError, match=f"the language model is in {part} here; write that part into a"):
+            MoEConfig.from_json({"model_type": kind, part: inner | {"model_type": "kimi_k2"}})
+    assert MoEConfig.from_json(BASE | {part: inner}) == read()
 
 
 def test_usage_errors_end_with_exit_code_2():
