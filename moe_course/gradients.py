@@ -10,7 +10,6 @@ import torch
 
 from moe_course.errors import ConfigError
 
-
 _TRAVELS = (
     "rows travel without their gradient: this package is inference only; wrap the call in torch.inference_mode(), "
     "inside each rank's function, since the mode belongs to the thread"

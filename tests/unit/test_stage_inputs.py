@@ -55,6 +55,10 @@ REFUSED = {
         lambda: grouped_topk(torch.randn(2, 100, 64), 4),
         r"router_logits are \[2, 100, 64\].*flatten",
     ),
+    "a bias elsewhere": (
+        lambda: grouped_topk(torch.randn(2, 10), 4, e_score_correction_bias=WEIGHTS.bias.to("meta")),
+        "e_score_correction_bias is on meta, router_logits on cpu",
+    ),
     "one row of logits": (lambda: grouped_topk(torch.randn(64), 4), r"router_logits are \[64\], expected \[T, E\]"),
     "a batch to route": (lambda: routed(ROWS[None]), r"rows are \[1, 3, 64\].*flatten"),
     "one row to route": (lambda: routed(ROWS[0]), r"rows are \[64\].*expected \[n, in\]"),
@@ -73,6 +77,7 @@ REFUSED = {
     "one matrix": (lambda: experts(w13=WEIGHTS.w13[0]), r"w13 is \[64, 64\]"),
     "fewer w2": (lambda: experts(w2=WEIGHTS.w2[:3]), r"w2 \[3, 64, 32\]"),
     "another I": (lambda: experts(w2=WEIGHTS.w2[:, :, :16]), r"w2 \[10, 64, 16\]"),
+    "w2 elsewhere": (lambda: experts(w2=WEIGHTS.w2.to("meta")), "w2 torch.float32 on meta"),
     "bf16 w2": (lambda: experts(w2=WEIGHTS.w2.bfloat16()), "w2 torch.bfloat16"),
     "counts above C": (lambda: padded(expert_num_tokens=torch.full((10,), 5)), "has 0 … 4 rows"),
     "counts below 0": (lambda: padded(expert_num_tokens=torch.full((10,), -1)), "has 0 … 4 rows"),
@@ -90,11 +95,11 @@ REFUSED = {
     "sums of a row beyond": (lambda: sum_of_owners([ROWS], FIRST, 2), "rows reach to 2, expected 0 … 1"),
     "sums of a row below": (
         lambda: sum_of_owners([ROWS], FIRST - 1, 3),
-        "rows cannot be counted: .*non-negative.*; expected int64, 0 … 2",
+        "counted: .*non-negative.*; expected int64, 0 … 2",
     ),
     "sums of half a row": (
         lambda: sum_of_owners([ROWS], FIRST + 0.5, 3),
-        "rows cannot be counted: .*; expected int64, 0 … 2",
+        "rows cannot be counted: .*; expected int64",
     ),
     "rows in columns": (lambda: sum_of_owners([ROWS], FIRST[:, None], 3), r"rows \[3, 1\]"),
     "one contribution broadcast": (lambda: sum_contributions([ROWS, ROWS[:1]]), "all of one shape and dtype"),
@@ -156,7 +161,9 @@ LOPSIDED = {
     "weights in a line": (lambda x, w, i: (x, w[:, 0], i), r"topk_weights \[3\]"),
     "unsigned ids": (lambda x, w, i: (x, w, i.to(torch.uint8)), "topk_ids are torch.uint8"),
     "fractions for ids": (lambda x, w, i: (x, w, i + 0.7), "topk_ids are torch.float32"),
-    "two devices": (lambda x, w, i: (x, w.to("meta"), i), "topk_weights on meta"),
+    "weights elsewhere": (lambda x, w, i: (x, w.to("meta"), i), "topk_weights on meta"),
+    "ids elsewhere": (lambda x, w, i: (x, w, i.to("meta")), "topk_ids on meta"),
+    "rows of rows": (lambda x, w, i: (x[:, None], w, i), r"hidden_states are \[3, 1, 64\]"),
 }
 
 
