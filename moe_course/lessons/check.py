@@ -27,10 +27,12 @@ class Check:
         return ["keep", "reveal", *(exercise.name for notebook in notebooks() for exercise in exercises(notebook))]
 
     def reveal(self, name: str) -> None:
-        """Print the answer: the package's own code, docstrings cut to their first line."""
+        """Print the answer: a short one where there is one, and the package's code, docstrings cut to their first line."""
         from moe_course.lessons.source import _without_long_docstring
 
         exercise = _exercise(name)
+        if exercise.short:
+            print(f"{exercise.short}\n\nthe package's own:\n")
         for place, function in enumerate((exercise.answer, *exercise.also)):
             if place:
                 print("\n")

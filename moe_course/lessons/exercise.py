@@ -24,7 +24,8 @@ How to write one (see `checks/nb00.py` for the smallest, complete one):
    says how many bytes a row of interest has: rows of other widths (ids or weights sent by themselves) then count as
    bytes only.
 8. `stage` is the field of `Stages` for a function that a real run can use: "route", "dispatch", …
-9. `also` are helpers of the answer key that `reveal` prints, too.
+9. `also` are helpers of the answer key that `reveal` prints, too. `short` is a text that `reveal` prints first: the
+   function as a learner writes it, where the package's own says much more.
 
 `tests/wrong/nbNN.py` then lists wrong, lazy and right answers, see `tests/wrong/nb00.py`.
 
@@ -88,6 +89,7 @@ class Exercise:
     row_bytes: Callable[[Case], int] | None = None
     why: Callable[[Case, str, Any, Any], str | None] = lambda case, look, expected, yours: None
     also: tuple[Callable, ...] = ()
+    short: str = ""
     seconds: float = 6.0
 
     @property

@@ -104,6 +104,10 @@ def test_check_prints_its_verdict_and_reveal_the_package(capsys):
     check.reveal("combine_rows")
     out = capsys.readouterr().out
     assert "# moe_course.combine\ndef sum_contributions(" in out and "return total" in out
+    short, _, own = out.partition("\n\nthe package's own:\n\n# moe_course")
+    assert own and len(short.splitlines()) == 2
+    check.combine_rows(cell(short, "combine_rows"))
+    assert capsys.readouterr().out.startswith("0.1 ok")
 
 
 def test_a_notebook_gets_the_table_as_a_picture_too(monkeypatch, capsys):

@@ -47,6 +47,7 @@ COMBINE_ROWS = Exercise(
     looks=(Look("the sum"),),
     why=_why,
     also=(sum_contributions,),
+    short="def combine_rows(on_rank_0, on_rank_1):\n    return on_rank_0 + on_rank_1",
 )
 
 EXERCISES = (COMBINE_ROWS,)
