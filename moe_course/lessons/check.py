@@ -27,7 +27,7 @@ class Check:
         return ["keep", "reveal", *(exercise.name for notebook in notebooks() for exercise in exercises(notebook))]
 
     def reveal(self, name: str) -> None:
-        """Print the answer: a short one where there is one, and the package's code, docstrings cut to their first line."""
+        """Print the answer: a short one where there is one, and the package's code, of docstrings the first line."""
         from moe_course.lessons.source import _without_long_docstring
 
         exercise = _exercise(name)
