@@ -52,7 +52,8 @@ def print_replay(console: Console, found: dict) -> None:
         f"fill: places of a fixed size that hold a row. buffer: the places on a rank, for "
         f"{found['max_num_batched_tokens']:,} rows of each rank (--max-num-batched-tokens). Empty ones are memory: "
         "DeepEP and NIXL send rows and counts only, as shared memory does here. gloo and NCCL carry whole segments "
-        f"here, for low_latency {_padding(found) / per / 1e3:,.1f} kB more."
+        f"here: for low_latency {_padding(found) / per / 1e3:,.1f} kB more for a row in a layer. kB: 10^3 bytes, MB: "
+        "10^6 bytes."
     )
     _print_imbalance(console, found)
     for note in found["notes"]:

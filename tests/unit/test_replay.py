@@ -411,11 +411,15 @@ def test_empty_places_are_memory_and_not_on_the_wire(capsys, monkeypatch):
         assert padded["buffer_bytes"] == E * places * 256 and padded["padding_bytes"] > 0 == plain["padding_bytes"]
         console = Console(width=160, highlight=False)
         print_replay(console, found)
-        words = " ".join(capsys.readouterr().out.split())
+        text = capsys.readouterr().out
+        words = " ".join(text.split())
         head, rest = words.split("stands for, in one node", 1)
+        (cells,) = (line.split() for line in text.splitlines() if line.lstrip().startswith("low_latency "))
+        assert cells[8] == f"{padded['buffer_bytes'] / 1e6:,.1f}" and (places == 5 or float(cells[8]) > 1)
         assert "padding" not in words and "buffer MB" in head
         more = f"{padded['padding_bytes'] / ids.shape[0] / ids.shape[1] / 1e3:,.1f} kB"
-        assert f"gloo and NCCL carry whole segments here, for low_latency {more} more" in rest
+        assert f"gloo and NCCL carry whole segments here: for low_latency {more} more for a row in a layer." in rest
+        assert "kB: 10^3 bytes, MB: 10^6 bytes." in rest
         wire = f"{plain['bytes']['wire'] / ids.shape[0] / ids.shape[1] / 1e3:,.1f}"
         assert words.count(f" {wire} ") >= 2  # of both lines
         assert "DeepEP and NIXL send rows and counts only" in rest
