@@ -167,6 +167,14 @@ def test_sums_do_not_depend_on_the_order_of_routes(order):
     assert float(sum_contributions(contributions.unbind(1))) == (2.0**-9 if order[2] == 2.0**-9 else 0.0)
 
 
+def test_owners_of_either_integer_are_the_same():
+    """int32, as ids are, or int64: the same bits, missing routes and owners out of order included."""
+    generator = torch.Generator().manual_seed(0)
+    contributions, weights = torch.randn(5, 4, 8, generator=generator), torch.rand(5, 4, generator=generator)
+    owner = torch.randint(-1, 3, (5, 4), generator=generator)
+    assert torch.equal(weigh_and_sum(contributions, weights, owner.int()), weigh_and_sum(contributions, weights, owner))
+
+
 def test_what_lies_in_the_place_of_a_missing_route_does_not_count():
     """A contribution of -1 may be anything: it is left out, not multiplied by nothing."""
     contributions = torch.tensor([1.0, float("nan"), 4.0, float("inf")]).view(1, 4, 1)

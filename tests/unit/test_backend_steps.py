@@ -180,6 +180,18 @@ def test_one_row_too_many_is_told_to_all_ranks(name, ranks, weights, verdict):
         assert not differences([found[place] for found in results], expected, verdict)
 
 
+def test_too_many_rows_are_told_before_too_many_routes(weights):
+    """Rank 0 names an expert twice in a row, and rank 1 has a row too many: it is rank 1 that everybody hears of."""
+    placement, batch = make_placement(2, 10), make_batch([3, 5], CONFIG, torch.float32, seed=1)
+    batch.topk_ids[0][:] = 7  # 12 routes
+
+    def rank_function(comm):
+        with pytest.raises(CapacityExceeded, match=r"^rank 1 has 5 rows, T_max is 4 .*or send fewer rows$"):
+            run_batch(comm, weights, placement, batch, fixed("low_latency", 4), shared=False)
+
+    run_threads(2, rank_function)
+
+
 @pytest.mark.parametrize("name", FIXED)
 def test_another_capacity_in_the_same_group(name, weights, verdict):
     """On all ranks at once: larger and smaller buffers, each call with the one that fits."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layer_cases import make_config, make_weights
 
 from moe_course.errors import ConfigError
-from moe_course.router import grouped_topk, route
+from moe_course.router import best_first, grouped_topk, route
 from moe_course.rows import row_multiple
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "router.json").read_text())
@@ -375,3 +375,13 @@ def test_routing_of_a_row_does_not_depend_on_its_batch(torch_threads, dtype):
 def test_arguments_that_do_not_fit_are_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
         grouped_topk(torch.zeros(1, 8), **arguments)
+
+
+def test_the_best_of_any_number_of_lines():
+    """One line, lines, lines of lines: along the last dimension, and ties to the lowest index."""
+    scores = torch.randint(0, 6, (3, 4, 8), generator=torch.Generator().manual_seed(0)).float()
+    found = best_first(scores, 3)
+    assert found.shape == (3, 4, 3) and torch.equal(found, torch.stack([best_first(lines, 3) for lines in scores]))
+    for line, best in zip(scores.flatten(0, 1), found.flatten(0, 1), strict=True):
+        by_hand = sorted(range(8), key=lambda place: (-line[place], place))[:3]
+        assert best.tolist() == best_first(line, 3).tolist() == by_hand

@@ -17,12 +17,13 @@ from moe_course.backends.traffic import destinations, owners
 from moe_course.combine import sum_contributions, sum_of_owners, weigh_and_sum
 from moe_course.comm.sim import run_threads
 from moe_course.dispatch import Dispatched, permute_by_expert
-from moe_course.errors import ConfigError
+from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import make_placement
 from moe_course.experts import grouped_linear, local_experts, to_local
 from moe_course.layer import MoELayer
 from moe_course.router import grouped_topk, route
 from moe_course.rows import padded_linear, row_invariance
+from moe_course.stages import Stages
 
 CONFIG = make_config(10, 4, 64, 32)
 WEIGHTS = make_weights(CONFIG, torch.float32)
@@ -186,6 +187,21 @@ def test_no_dispatch_leaves_rows_behind(name, case):
             run_threads(2, fn, alone)
 
 
+@pytest.mark.parametrize("case", LOPSIDED)
+def test_the_layer_looks_before_a_dispatch_of_your_own(case):
+    """Which need not look at all."""
+    change, words = LOPSIDED[case]
+
+    def fn(comm):
+        layer = make_layer(
+            WEIGHTS, make_placement(1, 10), comm, backend("no_dp_ep"), stages=Stages(dispatch=pytest.fail)
+        )
+        layer.routed(*change(ROWS, ROUTING, IDS))
+
+    with pytest.raises(ConfigError, match=f"rank 0: .*{words}"):
+        run_threads(1, fn)
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -228,6 +244,14 @@ def test_weights_of_a_layer_are_of_one_dtype_and_on_one_device(name, how, words)
 
     with pytest.raises(ConfigError, match=words):
         run_threads(1, fn)
+
+
+def test_a_shared_expert_of_one_number_is_no_matrix():
+    with pytest.raises(CheckpointError, match=r"rank 0: shared w13 has shape \(64, 64\), expected \(0, 64\)"):
+        run_threads(1, lambda comm: MoELayer(
+            CONFIG, make_placement(1, 10), comm, backend("no_dp_ep"), gate_weight=WEIGHTS.gate, bias=WEIGHTS.bias,
+            w13=WEIGHTS.w13, w2=WEIGHTS.w2, shared=(WEIGHTS.shared[0], torch.tensor(1.0)),
+        ))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BACKENDS)
