@@ -1,5 +1,5 @@
 // Text and player show one choice: what is chosen in one of them is chosen in the other, with all ranks and experts in
-// view. Pictures are there once all modules have run.
+// view, and the player goes on to where its experts are seen. Pictures are there once all modules have run.
 addEventListener("load", () => {
   const [text, player] = ["token_text", "token_flow"].map((name) => document.querySelector(`[data-picture="${name}"]`));
   const follow = () => {
@@ -7,10 +7,14 @@ addEventListener("load", () => {
     text.picture.set({ step: Number(step), layer: Number(layer), token: token === "" ? null : Number(token) });
   };
   text.addEventListener("moe-state", ({ detail }) => {
-    const chosen = "token" in detail;
-    player.picture.set(chosen ? { rank: null, expert: null, ...detail } : detail);
+    const [chosen, { phase }] = ["token" in detail, player.picture.get()];
+    const some = chosen && detail.token !== null;
+    const seen = some && ["at source", "router", "dispatch"].includes(phase) ? { phase: "experts" } : {};
+    player.picture.set(chosen ? { rank: null, expert: null, ...seen, ...detail } : detail);
     follow(); // the player may know better: it has not every layer of every step
-    if (chosen && detail.token !== null) player.scrollIntoView({ block: "nearest" });
+    if (!some) return;
+    player.scrollIntoView({ block: "nearest" });
+    player.querySelector(".mc-details > *")?.scrollIntoView({ block: "nearest" }); // where the player is higher than the window
   });
   new MutationObserver(follow).observe(player, { attributes: true, attributeFilter: ["data-step", "data-layer", "data-token"] });
 });

@@ -126,6 +126,24 @@ def test_a_token_chosen_in_the_text_is_the_one_the_player_follows(page):
     assert checks.quiet(page) == []
 
 
+@pytest.mark.parametrize("before", ["at source", "dispatch", "combine"])
+def test_a_token_chosen_in_the_text_shows_its_experts(page, before):
+    """The player goes on to where they are seen, and stays where they are seen already."""
+    player = page.locator("[data-picture=token_flow]")
+    player.evaluate("(e, phase) => e.picture.set({phase, token: null})", before)
+    page.set_viewport_size({"width": 1280, "height": 640})
+    page.evaluate("scrollTo(0, 0)")
+    page.get_by_role("toolbar", name="tokens of prompt 1").get_by_role("button").nth(3).click()
+    assert player.get_attribute("data-phase") == ("combine" if before == "combine" else "experts")
+    assert player.get_attribute("data-playing") == "false"
+    told = player.locator(".mc-details p .mc-routed")
+    assert "2 experts, weight" in told.inner_text() and told.is_visible()
+    top, bottom = told.evaluate("(e) => { const {top, bottom} = e.getBoundingClientRect(); return [top, bottom]; }")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    assert top >= 0 and bottom <= 640
+    assert checks.quiet(page) == []
+
+
 def test_arrows_walk_over_the_tokens(page):
     line = page.get_by_role("toolbar", name="tokens of prompt 0")
     line.get_by_role("button").first.focus()
