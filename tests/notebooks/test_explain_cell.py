@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from notebook_file import NOTEBOOKS, Notebook
 
+from moe_course.lessons.checks import find
 from moe_course.options import RunOptions
 from moe_course.trace import Trace
 from moe_course.trace.simulate import run_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wrong"))
 import nb13
+
+check = import_module("moe_course.lessons.check")  # the module; its package has an object of this name
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +29,23 @@ def recorded() -> Trace:
 
 def not_yet(weights, owners, contributions):
     raise NotImplementedError
+
+
+def forgets_to_return(weights, owners, contributions):
+    contributions.sum(dim=0)
+
+
+def a_list(weights, owners, contributions):
+    return (weights[:, None] * contributions).sum(dim=0).tolist()
+
+
+def raises(weights, owners, contributions):
+    return {}["boom"]
+
+
+def never_ends(weights, owners, contributions):
+    while True:
+        pass
 
 
 def said(trace: Trace, answer, capsys) -> list[str]:
@@ -41,7 +63,21 @@ def test_a_right_function_gives_every_row_to_the_bit(recorded, capsys):
         assert rows[1] == rows[2] and own == f"your explain_token: {rows[1]} of them"
 
 
-def test_a_wrong_one_falls_short_and_a_missing_one_is_named(recorded, capsys):
-    theirs, own = said(recorded, nb13.in_k_order, capsys)
-    assert 0 < int(own.split()[2]) < int(theirs.split()[0]) / 2
-    assert said(recorded, not_yet, capsys)[1] == "your explain_token: not written yet (13.1)"
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (not_yet, "not attempted yet"),
+        (forgets_to_return, "not right yet: the output is None, expected a tensor [16] float32"),
+        (a_list, "not right yet: the output is a list, expected a tensor [16] float32"),
+        (raises, "raised KeyError: 'boom'"),
+        (never_ends, "takes too long: ended after 1 s; does a loop never end?"),
+        (nb13.right_and_then_widened, "not right yet: the output is [16] float64, expected [16] float32"),
+        (nb13.in_k_order, "not right yet: the output differs in"),
+        (nb13.for_rows_of_16_numbers, "raised RuntimeError"),
+    ],
+)
+def test_every_other_answer_gets_the_line_of_its_check(recorded, answer, says, capsys, monkeypatch):
+    monkeypatch.setattr(check, "_exercise", lambda name: replace(find(name), seconds=1))
+    theirs, own = said(recorded, answer, capsys)
+    assert re.match(r"(\d+) of \1 rows of this run", theirs)
+    assert own.startswith(f"your explain_token: 13.1 {says}")

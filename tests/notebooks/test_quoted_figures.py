@@ -20,6 +20,22 @@ QUOTED = (
     ("02_router", "a loss of 0.97 where 0.90 was due", "surprise 0.97"),
     ("02_router", "a loss of 0.97 where 0.90 was due", "surprise 0.90"),
     ("02_router", "The busiest expert sees 17 rows, not 55", "sees: no bias [55, 40] with bias [17, 17]"),
+    ("07_dispatch", "Six rows arrived that nobody sent", "rows [0, 1, 0, 0, 0, 0, 200, 201, 202, 300, 0, 0]"),
+    ("07_dispatch", "twelve routes to expert 0", "expert 0 is asked 12 times"),
+    ("07_dispatch", "rank 3 has no token, and the most to do", "59 69 66 78 (busiest: rank 3)"),
+    ("07_dispatch", "Nine of ten are wanted where they land", " 4 102 93 91 90 "),
+    ("07_dispatch", "(3/4)⁸ = 0.10", " 4 102 93 91 90 "),
+    ("07_dispatch", "a row shrinks from 12,288 bytes to 6,336", "bf16 12,288 bytes, fp8_group 6,336"),
+    ("07_dispatch", "Three real rows are zero", "all of them real: 3"),
+    (
+        "07_dispatch",
+        "Fluent text, one of two even right",
+        "['t__(self', '_compile'] weights at home ['t__(self', ",
+    ),
+    ("13_the_real_run", "two ranks tie for most", "routes per rank 112 112 95 97 (busiest: ranks 0, 1)"),
+    ("13_the_real_run", "16 for expert 146 and 8 for the next", "expert 146 with 16, expert 40 with 8"),
+    ("13_the_real_run", "the others never pass 8", " 64 4 21.1 63.00 7.56 7.88"),
+    ("13_the_real_run", "1,350 GiB of experts", " 8 32 168.8 "),  # of one rank in eight
 )
 
 
