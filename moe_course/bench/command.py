@@ -88,7 +88,9 @@ def trace(
     console = Console()
     ways = {"bare": "no recorder", "ids": "a run", "trace": "--trace", "values": "--trace-values"}
     figures = _measure(console, "moe_course.bench.trace_ranks", rounds)
-    table = Table(box=box.SIMPLE_HEAD, title="what a trace adds to a step, step by step in turns", title_justify="left")
+    title = "what a trace adds to a step, step by step in turns"
+    # close together: 80 columns also hold a step of a second
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
     for name in ("ranks", "step", "turns", "way", "median", "adds", "+-", "aim"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in figures:

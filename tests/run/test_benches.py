@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from warm import warm_starts
 
-from moe_course.bench.trace_ranks import WAYS, summary
+from moe_course.bench.guard_ranks import STEPS
+from moe_course.bench.trace_ranks import WAYS, measure, summary
 from moe_course.cli import main
 
 
@@ -21,6 +24,30 @@ def test_one_round_of_a_benchmark(tmp_path, capsys, name):
     for one in written["figures"]:
         assert one["times"] and all(second > 0 for seconds in one["times"].values() for second in seconds)
     assert "in turns" in said and "ranks" in said
+    if name == "trace":
+        assert all(len(one["times"][way]) == STEPS[one["step"]] for one in written["figures"] for way in WAYS)
+        ends = [(line, line.split()[-1]) for line in said.splitlines() if " ms" in line]
+        assert len(ends) == 4 * len(WAYS)  # 2 and 4 ranks, prefill and decode
+        assert all((" a run " in line) == (end == "0%") for line, end in ends)
+        assert all((" --trace " in line) == ("<= 5%" in line) for line, _ in ends)
+
+
+def test_ways_take_turns_and_each_turn_begins_with_another():
+    """What listens in each step, on a model of no layers; and nothing is left to listen at the end."""
+    model, heard, waited = SimpleNamespace(blocks=[], shell=torch.nn.Identity()), [], []
+
+    def step(recorder) -> None:
+        kind = None if recorder is None else (recorder.trace, recorder.values)
+        assert bool(model.shell._forward_hooks) == (kind is not None and recorder.trace)
+        heard.append({None: "bare", (False, False): "ids", (True, False): "trace", (True, True): "values"}[kind])
+
+    found = measure(SimpleNamespace(barrier=lambda: waited.append(len(heard))), model, step, 5)
+    begins = [0, 1, 2, 3, 0]
+    assert heard == ["bare"] * 3 + [WAYS[(begin + place) % 4] for begin in begins for place in range(4)]
+    assert waited == list(range(3, 23)) and {way: len(seconds) for way, seconds in found.items()} == dict.fromkeys(
+        WAYS, 5
+    )
+    assert not model.shell._forward_hooks
 
 
 def test_what_a_trace_adds_is_the_median_of_pairs_and_what_it_is_known_to():
