@@ -81,6 +81,9 @@ def test_the_table(recorded):
     routes = recorded.explain(0, 3, 1, 0).routes
     assert [int(line[3]) for line in cells] == [route["owner_rank"] for route in routes]
     assert {route["owner_rank"] for route in routes} == {0, 1}
+    heads = text.splitlines()[2]
+    assert heads.split()[:4] == ["k", "expert", "owner", "slot"]
+    assert [int(line[4]) for line in cells] == [route["local_expert"] for route in routes]  # on the owner's shelf
     for line, route in zip(text.splitlines()[4:12], routes, strict=True):
         told = [float(number) for number in line[line.index("[") + 1 : line.index("…")].split()]
         weighted = (route["contribution"] * route["weight"])[: len(told)]

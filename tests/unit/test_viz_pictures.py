@@ -72,6 +72,8 @@ def test_ribbon_lights_a_stage():
     assert lit.state == {"stage": "dispatch"} and lit.still() == viz.ribbon("dispatch").still() != viz.ribbon().still()
     assert viz.ribbon("experts").data["lit"] == "local experts" and viz.ribbon("expert_map").data["lit"] == "expert map"
     assert viz.ribbon().state == {} and "[" not in viz.ribbon().text().split(";")[0]
+    dispatch = lit.data["stages"][2]["says"]  # a row goes to its owners; in vLLM's default, to everybody
+    assert dispatch.startswith("Rows go to the ranks that own their experts") and "default sends all to all" in dispatch
     with pytest.raises(ConfigError, match="stage is 'gather', known stages: router, expert map, dispatch"):
         viz.ribbon("gather")
 
