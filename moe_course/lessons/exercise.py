@@ -18,6 +18,7 @@ How to write one (see `checks/nb00.py` for the smallest, complete one):
    a number, a string, None, or a list of those. `tolerance` 0 is equality to the bit.
 5. `why(case, look, expected, yours)` puts a known mistake into words, or returns None. `look` is the name of the look
    that differs; "cost" when rows or bytes are over the budget, then both values are a `Cost`.
+   `why_raised(error)` does the same for what the function raised.
 6. `names` are what the function may use besides torch, F, math and builtins: `{"Dispatched": Dispatched}`. Everything
    needs a module that it can be imported from, because `keep` writes the imports.
 7. `budget` is what the answer key needs, by the ledger, unless you give a function of the case. `row_bytes(case)`
@@ -88,6 +89,7 @@ class Exercise:
     budget: Callable[[Case], Cost] | None = None
     row_bytes: Callable[[Case], int] | None = None
     why: Callable[[Case, str, Any, Any], str | None] = lambda case, look, expected, yours: None
+    why_raised: Callable[[Exception], str | None] = lambda error: None
     also: tuple[Callable, ...] = ()
     short: str = ""
     seconds: float = 6.0

@@ -21,6 +21,13 @@ def pads_with_zero_rows(hidden_states, topk_weights, topk_ids, *, comm, placemen
     return Dispatched(gathered.rows, None, ids, weights, None, "rows", gathered.counts)
 
 
+def takes_weights_for_ids(hidden_states, topk_weights, topk_ids, *, comm, placement):
+    gathered = comm.all_gather_rows(hidden_states, topk_weights, topk_ids)
+    ids, weights = gathered.metadata
+    ids = torch.where(placement.owner[ids.long()] == comm.rank, ids, -1)
+    return Dispatched(gathered.rows, None, ids, weights, None, "rows", gathered.counts)
+
+
 def forgets_ids(hidden_states, topk_weights, topk_ids, *, comm, placement):
     gathered = comm.all_gather_rows(hidden_states, topk_weights)
     ids = torch.where(placement.owner[topk_ids.long()] == comm.rank, topk_ids, -1)
@@ -447,6 +454,7 @@ ANSWERS = {
     "dispatch": Answers(
         wrong=[
             (pads_with_zero_rows, "short ranks were padded: nobody sent these rows"),
+            (takes_weights_for_ids, "metadata arrives in the order you sent it in"),
             (forgets_ids, "ids of all rows are needed"),
             (ids_of_own_rows_first, "the ids belong to other rows"),
             (forgets_weights, "each row needs its own weights"),

@@ -152,6 +152,13 @@ def why_dispatch(case: Case, look: str, expected: Any, yours: Any) -> str | None
     return None
 
 
+def why_dispatch_raised(error: Exception) -> str | None:
+    """Weights come in before ids, and go out behind them."""
+    if isinstance(error, IndexError) and "out of bounds" in str(error):
+        return "placement.owner was asked for what is no expert's id: metadata arrives in the order you sent it in"
+    return None
+
+
 def _why_cost(expected: Cost, yours: Cost) -> str | None:
     if yours.rows > expected.rows:
         return "one exchange is enough: each row goes to each other rank once, ids and weights ride along as metadata"
@@ -194,6 +201,7 @@ DISPATCH = Exercise(
     names={"Dispatched": Dispatched, "owners": owners},
     row_bytes=bytes_of_a_row,
     why=why_dispatch,
+    why_raised=why_dispatch_raised,
 )
 
 EXERCISES = (DISPATCH, QUANTIZE_ROWS)

@@ -144,6 +144,7 @@ def _raised(exercise: Exercise, rebuilt: Rebuilt, error: Exception, where: str) 
         text += f" ({notes[0].removeprefix('raised ')})"
     line, busy = _line_of(error, rebuilt), _busy(getattr(error, "still_running", ()), rebuilt)
     says = [f"line {line[0]} of your function: {line[1]}"] if line else []
+    says += [reason] if (reason := exercise.why_raised(error)) else []
     return Verdict("raised", text, [where, *says, *([f"a rank was still in {busy}"] if busy else [])])
 
 
