@@ -21,7 +21,7 @@ addEventListener("load", () => {
 
 // One canvas for those of the player, which lie on each other: printed, the upper one would hide what is below.
 function flattened(sheets) {
-  const drawn = [...sheets.querySelectorAll("canvas")].filter((canvas) => canvas.width && canvas.height);
+  const drawn = [...sheets.querySelectorAll("canvas")].filter((canvas) => canvas.width && canvas.height && !canvas.hidden);
   if (!drawn.length) return [];
   const paper = document.createElement("canvas");
   paper.className = "paper";

@@ -11,7 +11,7 @@ function mount(root, data, opts = {}) {
     toggle, choose, hover, swap, tell, set,
     goTo: (time) => { pause(); show(time); },
   });
-  const { play, scrub, speed, on, asTable, chips, below, above, sheets, stage, table, counts, details, live, legend, box } = ui;
+  const { play, scrub, speed, on, asTable, chips, below, above, names, sheets, stage, table, counts, details, live, legend, box } = ui;
   root.classList.add("moe-course", "mc-token-flow");
   ownKeys(root);
   root.addEventListener("keydown", key);
@@ -52,6 +52,7 @@ function mount(root, data, opts = {}) {
     drawStill(crisp(below, g.width, g.height), scene);
     ui.scale.style.background = `linear-gradient(90deg,${scaleOn(scene.colours.background).join(",")})`;
     crisp(above, g.width, g.height);
+    if (!(names.hidden = stage.clientWidth >= g.width)) drawNames(crisp(names, NAME, g.height), scene);
     const stride = Math.max(...scene.groups.map((part) => part.stride));
     ui.dots.textContent = stride > 1 ? `one dot stands for up to ${stride} rows; all are counted` : "";
     fillDetails();

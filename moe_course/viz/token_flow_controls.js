@@ -20,8 +20,9 @@ function controlsOf(data, does) {
   const [rank, expert] = [pick("Only rank", "rank"), pick("Only expert", "expert")];
   const below = h("canvas", { "aria-hidden": "true" });
   const above = h("canvas", { role: "img", onclick: does.choose, onpointermove: does.hover });
+  const names = h("canvas", { class: "mc-names", "aria-hidden": "true" });
   const keys = "Space plays and pauses, left and right step through the phases, up and down choose a token, Escape lets it go.";
-  const sheets = h("div", { class: "mc-sheets" }, below, above);
+  const sheets = h("div", { class: "mc-sheets" }, below, above, names);
   const stage = h("div", { class: "mc-stage", tabindex: 0, role: "group", "aria-label": `Player. ${keys}` }, sheets);
   const filter = h("p", { class: "mc-filter" });
   const table = h("div", { class: "mc-scroll", tabindex: 0, role: "region", "aria-label": "Routes as a table", hidden: true });
@@ -38,7 +39,7 @@ function controlsOf(data, does) {
     h("p", { class: "mc-quiet mc-travel" }, h("b", {}, data.backend), `: ${TRAVEL[data.shape]}${over}. ${wordsOf(data)}`),
     filter, stage, table, h("p", { class: `mc-counts${data.capacity ? " mc-long" : ""}`, "aria-hidden": "true" }, counts),
     data.after ? h("p", { class: "mc-quiet mc-after" }, AFTER[data.after]) : null, legend, live, details);
-  return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, sheets, stage, filter, table, counts, details, live, most, dots, scale, legend, box };
+  return { play, scrub, speed, on, asTable, chips, step, layer, token, rank, expert, below, above, names, sheets, stage, filter, table, counts, details, live, most, dots, scale, legend, box };
 }
 
 // What colours, shapes and lines mean.

@@ -73,6 +73,26 @@ function drawLane(context, data, model, g, colours, r, lit) {
   context.fillText(`of ${whole(g.held[r].length * data.ranks * data.capacity)} places`, g.loadAt, y + g.lane / 2 + 20, g.loadWidth);
 }
 
+const NAME = 34; // pixels of a rank's mark and number
+
+// The ranks once more, on a strip that stays in sight while a narrow page shows what is further right.
+function drawNames(context, { g, colours }) {
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.font = "bold 12px ui-sans-serif, system-ui, sans-serif";
+  for (let r = 0; r < g.R; r++) {
+    const middle = g.laneTop(r) + g.lane / 2 - g.line;
+    context.fillStyle = colours.lane;
+    context.fillRect(0, middle - 9, NAME, 18);
+    context.fillStyle = rankColour(r);
+    context.fillRect(0, g.laneTop(r) + 1, 4, g.lane - 2);
+    shape(context, rankMark(r), 14, middle, 5);
+    context.fill();
+    context.fillStyle = colours.text;
+    context.fillText(String(r), 23, middle);
+  }
+}
+
 // The padded buffer of a rank: places for every expert, hatched while they are empty.
 function drawPlaces(context, g, colours, r) {
   const [x, y, height] = [g.inbox - 5, g.laneTop(r) + 6, g.lane - 12];

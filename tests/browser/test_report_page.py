@@ -144,6 +144,23 @@ def test_a_token_chosen_in_the_text_shows_its_experts(page, before):
     assert checks.quiet(page) == []
 
 
+@pytest.mark.parametrize("width", [320, 1280])
+def test_ranks_stay_in_sight_where_the_player_scrolls(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    frames(page)
+    player = page.locator("[data-picture=token_flow]")
+    for phase in ("at source", "experts"):
+        player.evaluate("(e, phase) => e.picture.set({phase})", phase)
+        names, stage = (player.locator(which).bounding_box() for which in (".mc-names", ".mc-stage"))
+        scrolled = player.locator(".mc-stage").evaluate("(e) => e.scrollLeft")
+        if width == 1280:
+            assert names is None and scrolled == 0
+        else:
+            assert names["x"] == stage["x"] and (scrolled > 0) == (phase == "experts")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    assert checks.quiet(page) == []
+
+
 def test_arrows_walk_over_the_tokens(page):
     line = page.get_by_role("toolbar", name="tokens of prompt 0")
     line.get_by_role("button").first.focus()
