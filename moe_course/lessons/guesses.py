@@ -9,7 +9,7 @@ def report(guess: object, answer: object) -> None:
     Numbers are compared as numbers and told how far they are off; everything else has to be equal.
     """
     if guess is None:
-        print(f"no guess yet; measured: {answer}. Set `guess` above, run that cell and this one again.")
+        print(f"no guess yet; measured: {answer}. Set your guess above, run that cell and this one again.")
     elif guess == answer:
         print(f"your guess {guess} is right")
     elif _number(guess) and _number(answer):

@@ -226,7 +226,7 @@ def test_the_folder_lies_beside_the_notebooks(tmp_path, monkeypatch, folder):
 @pytest.mark.parametrize(
     ("guess", "answer", "says"),
     [
-        (None, 3, "no guess yet; measured: 3. Set `guess` above, run that cell and this one again."),
+        (None, 3, "no guess yet; measured: 3. Set your guess above, run that cell and this one again."),
         (3, 3, "your guess 3 is right"),
         (5, 3, "your guess 5 is 2 too many; measured: 3."),
         ((1, 2), (2, 1), "your guess (1, 2) is not it; measured: (2, 1)."),
