@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from moe_course.errors import ConfigError
-
-#: Dtypes of expert ids. No unsigned ones: -1 is an id, too.
-ID_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+from moe_course.fits import check_ids
 
 
 @dataclass(frozen=True)
@@ -67,31 +65,3 @@ def permute_by_expert(local_ids: torch.Tensor, num_local_experts: int) -> tuple[
             f"local_ids reach {len(counts) - 1}, {num_local_experts} experts are here; experts elsewhere have -1"
         )
     return live[order], counts
-
-
-def check_ids(name: str, ids: torch.Tensor) -> None:
-    """Raise ConfigError unless expert ids are `[rows, K]` of a signed integer dtype."""
-    if ids.ndim != 2:
-        raise ConfigError(f"{name} are {list(ids.shape)}, expected [T, K]: a line of ids for each row")
-    if ids.dtype not in ID_DTYPES:
-        raise ConfigError(
-            f"{name} are {ids.dtype}, expected int32 or int64, where -1 is no route; use .to(torch.int32)"
-        )
-
-
-def check_routing(hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, rank: int) -> None:
-    """What every backend's dispatch is given: rows `[T, H]`, and weights and ids `[T, K]`, in one place.
-
-    Raises ConfigError, with the rank, for other shapes, for ids that are no signed integers, and for two devices.
-    """
-    check_ids(f"rank {rank}: topk_ids", topk_ids)
-    if hidden_states.ndim != 2 or len(topk_ids) != len(hidden_states) or topk_weights.shape != topk_ids.shape:
-        raise ConfigError(
-            f"rank {rank}: hidden_states are {list(hidden_states.shape)}, topk_weights {list(topk_weights.shape)}, "
-            f"topk_ids {list(topk_ids.shape)}; expected [T, H], [T, K] and [T, K]: a row, its weights and its ids"
-        )
-    if not hidden_states.device == topk_weights.device == topk_ids.device:
-        raise ConfigError(
-            f"rank {rank}: hidden_states are on {hidden_states.device}, topk_weights on {topk_weights.device}, "
-            f"topk_ids on {topk_ids.device}; bring all three to one device"
-        )

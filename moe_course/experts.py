@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from moe_course.combine import accumulator, sum_contributions
-from moe_course.dispatch import ID_DTYPES, Dispatched, check_ids, permute_by_expert
+from moe_course.dispatch import Dispatched, permute_by_expert
 from moe_course.errors import ConfigError
+from moe_course.fits import check_ids, check_lines, check_map, check_places, check_weights
 from moe_course.quant import dequantize
-from moe_course.rows import TOLERANCE, padded_rows, padding_for
+from moe_course.rows import padded_rows, padding_for
 
 
 def local_experts(
@@ -45,9 +46,9 @@ def local_experts(
             f"local_experts takes layout 'rows' with weights, 'routes' and 'padded' without, got "
             f"{dispatched.layout!r} {'with' if with_weights else 'without'} them"
         )
-    _check_lines(dispatched)
+    check_lines(dispatched)
     hidden_states, (m, k) = plain_rows(dispatched, w13.dtype), dispatched.topk_ids.shape
-    _check_fit(hidden_states, w13, w2)
+    check_weights(hidden_states, w13, w2)
     routes, outputs = route_outputs(hidden_states, dispatched.topk_ids, w13, w2, expert_map)
     if not with_weights:
         raw = outputs.new_zeros(m, w2.shape[1])
@@ -62,52 +63,16 @@ def local_experts(
 
 def _padded_outputs(dispatched: Dispatched, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
     """The first rows of each expert count, see `expert_num_tokens`; the others are never read."""
-    rows, counts = dispatched.hidden_states, dispatched.expert_num_tokens
-    if rows.ndim != 3 or counts is None or counts.shape != rows.shape[:1]:
-        raise ConfigError(
-            f"padded hidden_states are {list(rows.shape)}, expert_num_tokens "
-            f"{None if counts is None else list(counts.shape)}; expected [E_local, C, H] and [E_local]"
-        )
-    counts, (local, capacity) = counts.long(), rows.shape[:2]
-    if local and (int(counts.max()) > capacity or int(counts.min()) < 0):
-        raise ConfigError(f"expert_num_tokens {counts.tolist()} do not fit: an expert has 0 … {capacity} rows here")
+    check_places(dispatched)
+    rows, counts = dispatched.hidden_states, dispatched.expert_num_tokens.long()
+    local, capacity = rows.shape[:2]
     used = (torch.arange(capacity, device=rows.device) < counts.unsqueeze(1)).view(-1)  # [E_local * C]
     scales = None if dispatched.scales is None else dispatched.scales.flatten(0, 1)[used]
     values = plain_rows(replace(dispatched, hidden_states=rows.flatten(0, 1)[used], scales=scales), w13.dtype)
     outputs = values.new_zeros(local * capacity, w2.shape[1])
-    _check_fit(values, w13, w2, local)
+    check_weights(values, w13, w2, local)
     outputs[used] = grouped_swiglu(values, counts, w13, w2)
     return outputs.view(local, capacity, w2.shape[1])
-
-
-def _check_lines(dispatched: Dispatched) -> None:
-    rows, ids, weights = dispatched.hidden_states, dispatched.topk_ids, dispatched.topk_weights
-    check_ids("topk_ids", ids)
-    fits = weights.shape == ids.shape if dispatched.layout == "rows" else ids.shape[1] == 1
-    if rows.ndim != 2 or len(rows) != len(ids) or not fits:
-        raise ConfigError(
-            f"layout {dispatched.layout!r}: hidden_states are {list(rows.shape)}, topk_ids {list(ids.shape)}, "
-            f"topk_weights {None if weights is None else list(weights.shape)}; expected "
-            + ("[M, H], [M, K] and [M, K]" if dispatched.layout == "rows" else "[M, H], [M, 1] and None")
-        )
-
-
-def _check_fit(rows: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, experts: int | None = None) -> None:
-    shapes = (w13.ndim == w2.ndim == 3) and len(w13) == len(w2) == (len(w13) if experts is None else experts)
-    if not shapes or w13.shape[1] != 2 * w2.shape[2] or not rows.shape[-1] == w13.shape[2] == w2.shape[1]:
-        here = "" if experts is None else f" of {experts} experts"
-        raise ConfigError(
-            f"rows{here} are {list(rows.shape)}, w13 is {list(w13.shape)}, w2 {list(w2.shape)}; expected rows of H "
-            "numbers, [E_local, 2I, H] and [E_local, H, I]"
-        )
-    if not (rows.dtype == w13.dtype == w2.dtype and rows.device == w13.device == w2.device):
-        raise ConfigError(
-            f"rows are {rows.dtype} on {rows.device}, w13 is {w13.dtype} on {w13.device}, w2 {w2.dtype} on "
-            f"{w2.device}; bring them to one dtype and device, as in rows.to(w13)"
-        )
-    if w13.dtype not in TOLERANCE:
-        known = ", ".join(str(dtype) for dtype in TOLERANCE)
-        raise ConfigError(f"w13 and w2 are {w13.dtype}, expected one of {known}; dequantise the matrices first")
 
 
 def plain_rows(dispatched: Dispatched, dtype: torch.dtype) -> torch.Tensor:
@@ -142,10 +107,7 @@ def to_local(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_expert
     signed integers.
     """
     check_ids("topk_ids", topk_ids)
-    if expert_map is not None and (expert_map.ndim != 1 or expert_map.dtype not in ID_DTYPES):
-        raise ConfigError(
-            f"expert_map is {list(expert_map.shape)} {expert_map.dtype}, expected [E] int32, -1 for experts elsewhere"
-        )
+    check_map(expert_map)
     ids = topk_ids.long()
     known = num_experts if expert_map is None else len(expert_map)
     if ids.numel() and (int(ids.max()) >= known or int(ids.min()) < -1):

@@ -16,10 +16,11 @@ from torch import nn
 from moe_course.combine import accumulator
 from moe_course.comm.base import Comm
 from moe_course.config import MoEConfig
-from moe_course.dispatch import Dispatched, check_routing
+from moe_course.dispatch import Dispatched
 from moe_course.errors import CheckpointError, ConfigError
 from moe_course.expert_map import Placement
 from moe_course.experts import grouped_swiglu
+from moe_course.fits import check_routing
 from moe_course.gradients import no_gradient
 from moe_course.modes import Mode, plain_mode
 from moe_course.router import route

@@ -14,8 +14,9 @@ import torch
 from moe_course.backends.traffic import Traffic, check_ranks, owners
 from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched, check_routing
+from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
+from moe_course.fits import check_routing
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "routes", "weights_applied_by": "source"}
 

@@ -24,9 +24,10 @@ from moe_course.backends.traffic import Traffic, owners
 from moe_course.combine import weigh_and_sum
 from moe_course.comm.base import Comm
 from moe_course.comm.padded import slots as slots_of
-from moe_course.dispatch import Dispatched, check_routing
+from moe_course.dispatch import Dispatched
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
+from moe_course.fits import check_routing
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "padded", "weights_applied_by": "combine"}
 MAX_NUM_TOKENS = 256  # vLLM's default of max_num_batched_tokens with this backend

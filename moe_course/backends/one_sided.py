@@ -17,9 +17,10 @@ from moe_course.backends.traffic import Traffic, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm, Window
 from moe_course.comm.packing import from_bytes, join, row_bytes, to_bytes
-from moe_course.dispatch import Dispatched, check_routing
+from moe_course.dispatch import Dispatched
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
+from moe_course.fits import check_routing
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
 MAX_NUM_TOKENS = 256

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_course.dispatch import check_ids
 from moe_course.errors import ConfigError
 from moe_course.expert_map import Placement
+from moe_course.fits import check_ids
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from moe_course.backends.high_throughput import count_experts
 from moe_course.backends.traffic import Traffic, check_ranks, destinations, owners
 from moe_course.combine import sum_of_owners
 from moe_course.comm.base import Comm
-from moe_course.dispatch import Dispatched, check_routing
+from moe_course.dispatch import Dispatched
 from moe_course.expert_map import Placement
+from moe_course.fits import check_routing
 
 CAPABILITIES = {"output_is_reduced": True, "layout": "rows", "weights_applied_by": "experts"}
 

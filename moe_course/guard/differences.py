@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from moe_course.dispatch import Dispatched, check_routing
+from moe_course.dispatch import Dispatched
 from moe_course.errors import ConfigError
+from moe_course.fits import check_routing
 from moe_course.rows import TOLERANCE
 
 
