@@ -16,7 +16,7 @@ import moe_course
 PACKAGE = Path(moe_course.__file__).parent
 HEAVY = {"transformers", "IPython", "matplotlib", "anywidget", "ipywidgets", "typer", "rich", "safetensors"}
 STAGES = ("router", "expert_map", "dispatch", "experts", "combine")
-SEEN_BY_STAGES = {*STAGES, "config", "errors", "rows", "quant"}
+SEEN_BY_STAGES = {*STAGES, "config", "errors", "fits", "rows", "quant"}
 #: What of `comm` is its contract: the group, and how rows lie in bytes and in segments of a fixed size.
 CONTRACT = {"moe_course.comm.base", "moe_course.comm.packing", "moe_course.comm.padded"}
 SEEN_BY_COMM = {"moe_course.errors", "moe_course.gradients"}
