@@ -140,7 +140,12 @@ def _assert_sums(folder, world_size):
 
 
 def test_bound_of_no_communication_is_zero():
-    assert BACKENDS["no_dp_ep"].traffic([torch.zeros(3, 8)], make_placement(1, 8)).payload(RowBytes(1, 1, 1)) == 0
+    assert (
+        BACKENDS["no_dp_ep"]
+        .traffic([torch.zeros(3, 8, dtype=torch.int32)], make_placement(1, 8))
+        .payload(RowBytes(1, 1, 1))
+        == 0
+    )
 
 
 def test_fallbacks_and_old_names_are_said_out_loud(warm):

@@ -108,7 +108,7 @@ ROWS = [
     Row("managers, reduced", "deepep_v2", (1, 4, 1), "two_hop", "ep", says=(OVER_EP,)),
     Row("managers, reduced", "flashinfer_nvlink_one_sided", (1, 4, 1), "one_sided", "ep", says=(OVER_EP,)),
     Row("ours", "all_to_all", (1, 4, 1), "all_to_all", "ep", says=("all_to_all is a name of this package, not",)),
-    Row("ours", "two_hop", (1, 4, 1), "two_hop", "ep", says=("not in vLLM: it is what deepep_high_throughput does",)),
+    Row("ours", "two_hop", (1, 4, 1), "two_hop", "ep", says=("not in vLLM: with --reduce-in-node it is what",)),
     # sequence parallel
     Row("sp", "deepep_high_throughput", (2, 4, 1), HT, "ep", None, "tp", says=("from each TP rank its slice",)),
     Row("sp", "deepep_low_latency", (2, 4, 1), LL, "ep", None, "tp", says=("from each TP rank its slice",)),
